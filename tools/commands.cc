@@ -59,6 +59,7 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
                                       add_weave_command(app),
                                       add_import_command(app),
                                       add_compare_command(app),
+                                      add_analyze_command(app),
                                       add_schedules_command(app),
                                       add_schedule_command(app),
                                       add_run_command(app),

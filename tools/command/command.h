@@ -48,6 +48,7 @@ Subcommand add_slice_command(CLI::App& app);
 Subcommand add_plan_command(CLI::App& app);
 Subcommand add_run_command(CLI::App& app);
 Subcommand add_compare_command(CLI::App& app);
+Subcommand add_analyze_command(CLI::App& app);
 Subcommand add_doctor_command(CLI::App& app);
 Subcommand add_completion_command(CLI::App& app);
 

@@ -204,6 +204,8 @@ class EventSax : public nlohmann::json_sax<json> {
         if (event_.phase == "C" || event_.phase.empty()) add_counter_value(value);
         if (key_ == "step") event_.step = value;
         if (key_ == "bytes") event_.bytes = value;
+        if (key_ == "model_chunk") event_.model_chunk = value;
+        if (key_ == "mb_id") event_.mb_id = value;
         op_whole(event_.op, value);
         break;
       case Place::with: op_whole(event_.with, value); break;

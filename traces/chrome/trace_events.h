@@ -35,6 +35,8 @@ struct TraceEvent {
   EventOp op;                                                // from args
   EventOp with;                                              // from args: the second op of a joint block
   std::int64_t step = -1;                                    // from args
+  std::int64_t model_chunk = -1;                             // from args, as in ByteDance's timelines
+  std::int64_t mb_id = -1;                                   // from args, likewise: the microbatch
   std::int64_t bytes = -1;                                   // from args
   std::string cause;                                         // from args
   std::string args_name;                                     // from args of metadata: `name`

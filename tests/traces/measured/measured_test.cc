@@ -1,0 +1,390 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "tests/support/measured_pipeline.h"
+#include "traces/measured/causes_of_slowness.h"
+#include "traces/measured/primus.h"
+#include "traces/measured/read_measured.h"
+#include "traces/measured/recognised.h"
+#include "traces/measured/slowdown.h"
+#include "traces/read/trace_read.h"
+
+namespace sluice::traces {
+namespace {
+
+using test::measured_pipeline;
+using test::MeasuredPipeline;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::string kSamples = std::string(SLUICE_SOURCE_DIR) + "/tests/traces/measured/samples/";
+
+nlohmann::json sample_json(const std::string& name) { return nlohmann::json::parse(read_file(kSamples + name)); }
+
+MeasuredRun sample_st() { return read_measured_run({kSamples + "bytedance/timeline-ST.json.gz"}); }
+
+std::string error_of(const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// A file with this text, removed at the end.
+class TextFile {
+ public:
+  TextFile(const std::string& name, const std::string& text)
+      : path_(std::filesystem::path(::testing::TempDir()) /
+              ("measured_test." + std::to_string(::getpid()) + "." + name)) {
+    std::ofstream(path_) << text;
+  }
+  ~TextFile() { std::filesystem::remove(path_); }
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The published results of StragglerAnalysis for its run ST are computed in float32, ours in integer nanoseconds.
+TEST(StragglerAnalysis, EqualsThePublishedResultsOfRunST) {
+  const MeasuredRun run = sample_st();
+  EXPECT_EQ(run.replicas, 2);
+  EXPECT_EQ(run.ranks, 4);
+  EXPECT_EQ(run.microbatches, 4);
+  EXPECT_THAT(run.notes, IsEmpty());
+  const Slowdown slowdown = slowdown_of(run, step_graphs(run, ReceiveRule::published));
+  const nlohmann::json published = sample_json("bytedance/result-ST.json");
+  constexpr double kDigits = 2e-6;
+  EXPECT_NEAR(slowdown.slowdown, published["blocking_slowdown"].get<double>(), kDigits);
+  ASSERT_EQ(run.steps.size(), published["step_t_nodelay"].size());
+  for (std::size_t i = 0; i < run.steps.size(); ++i) {
+    const std::string step = std::to_string(run.steps[i]);
+    EXPECT_NEAR(slowdown.no_delay[i], published["step_t_nodelay"][step].get<double>(), kDigits) << step;
+    EXPECT_NEAR(slowdown.ideal[i], published["step_t_noblk"][step].get<double>(), kDigits) << step;
+    EXPECT_NEAR(slowdown.no_delay[i] / slowdown.ideal[i], published["blocking_step_slowdown"][step].get<double>(),
+                kDigits);
+  }
+  for (const auto& [replica, expected] : published["blocking_decompose_by_dp_rank"].items()) {
+    EXPECT_NEAR(slowdown.by_replica[std::stoul(replica)], expected.get<double>(), kDigits) << replica;
+  }
+  for (const auto& [rank, expected] : published["blocking_decompose_by_stage"].items()) {
+    EXPECT_NEAR(slowdown.by_rank[std::stoul(rank)], expected.get<double>(), kDigits) << rank;
+  }
+  for (const auto& [name, expected] : published["blocking_decompose_by_optype"].items()) {
+    double got = 0;
+    for (std::size_t kind = 0; kind < kNumMeasuredKinds; ++kind) {
+      if (slowdown_kind_name(static_cast<MeasuredKind>(kind)) == name) got = std::max(got, slowdown.by_kind[kind]);
+    }
+    EXPECT_NEAR(got, expected.get<double>(), kDigits) << name;
+  }
+  EXPECT_NEAR(slowdown.last_rank_share.value(), sample_json("bytedance/ms-ST.json")["Ms"].get<double>(), 2e-5);
+  EXPECT_NEAR(slowdown.worst_workers_share.value(), sample_json("bytedance/mw-ST.json")["Mw"].get<double>(), 2e-5);
+}
+
+// Replays of the passes by the observed rule are within 0.1 % of the measured span in the mean.
+TEST(StragglerAnalysis, ReplaysTheSpanOfRunST) {
+  const MeasuredRun run = sample_st();
+  const Slowdown observed = slowdown_of(run, step_graphs(run, ReceiveRule::observed));
+  EXPECT_LT(observed.span_absolute_error, 1e-4);
+  EXPECT_EQ(recognise(run).family, "1f1b");
+  const Counterfactuals what_if = causes_of_slowness(run, step_graphs(run, ReceiveRule::observed));
+  EXPECT_NEAR(what_if.replayed, what_if.measured, 1e-4 * what_if.measured);
+  ASSERT_FALSE(what_if.causes.empty());
+  EXPECT_EQ(what_if.causes[0].kind, SlowCause::Kind::stage);  // "stage partitioning imbalance" in the source
+  EXPECT_EQ(run.rank_of(what_if.causes[0].worker), 3);
+}
+
+TEST(PrimusLog, ReplaysTheSpanWithoutRecordedTransfers) {
+  MeasuredRun run = read_measured_run(trace_files(kSamples + "primus_pp8"));
+  EXPECT_EQ(run.ranks, 8);
+  EXPECT_EQ(run.microbatches, 16);
+  EXPECT_FALSE(run.has_transfers);
+  ASSERT_EQ(run.memory_bytes.size(), 8U);
+  drop_warm_up(run);
+  EXPECT_EQ(run.steps, (std::vector<std::int64_t>{2, 3, 4}));
+  EXPECT_THAT(run.notes.back(), HasSubstr("warm-up"));
+  EXPECT_EQ(recognise(run).family, "1f1b");
+  const MeasuredRun with_receives = with_estimated_receives(run);
+  const Slowdown slowdown = slowdown_of(with_receives, step_graphs(with_receives, ReceiveRule::observed));
+  EXPECT_LT(slowdown.span_absolute_error, 0.0025);
+}
+
+TEST(PrimusLog, NamesWhatIsWrong) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / ("primus." + std::to_string(::getpid()));
+  std::filesystem::create_directories(folder);
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder / name) << text;
+    return (folder / name).string();
+  };
+  const std::string config = write("config.json", R"({"pp_size": 2, "num_mbs": 1})");
+  const std::string zero =
+      write("pp_rank_0.json", R"({"1": {"fwd_start": [0], "fwd_end": [1], "bwd_start": [5], "bwd_end": [7]}})");
+  EXPECT_THAT(error_of([&] { read_primus_log({config, zero}); }), HasSubstr("pp_rank_1.json is missing"));
+  const std::string one =
+      write("pp_rank_1.json", R"({"1": {"fwd_start": [1, 2], "fwd_end": [2], "bwd_start": [3], "bwd_end": [4]}})");
+  EXPECT_THAT(error_of([&] {
+                read_primus_log({config, zero, one});
+              }),
+              HasSubstr("pp_rank_1.json: /1/fwd_end: expected 2 ends, as many as fwd_start"));
+  write("pp_rank_1.json", R"({"1": {"fwd_start": [2], "fwd_end": [1], "bwd_start": [3], "bwd_end": [4]}})");
+  EXPECT_THAT(error_of([&] { read_primus_log({config, zero, one}); }), HasSubstr("pp_rank_1.json: /1/fwd_end/0"));
+  write("pp_rank_1.json", R"({"one": {}})");
+  EXPECT_THAT(error_of([&] {
+                read_primus_log({config, zero, one});
+              }),
+              HasSubstr("expected the number of an iteration"));
+  // The chunks and microbatches of interleaved 1F1B (pp 2, vp 2, 2 microbatches): rank 0 runs F of chunks 0 0 1 1.
+  write("config.json", R"({"pp_size": 2, "vp_size": 2, "num_mbs": 2})");
+  const std::string passes =
+      R"({"3": {"fwd_start": [0,1,2,3], "fwd_end": [1,2,3,4], "bwd_start": [4,5,6,7], "bwd_end": [5,6,7,8]}})";
+  write("pp_rank_0.json", passes);
+  write("pp_rank_1.json", passes);
+  const MeasuredRun run = read_primus_log({config, zero, one});
+  EXPECT_EQ(run.chunks, 2);
+  EXPECT_EQ(run.microbatches, 2);
+  std::vector<int> chunks;
+  std::vector<int> microbatches;
+  for (const MeasuredOp& op : run.of(0, 0)) {
+    chunks.push_back(op.chunk);
+    microbatches.push_back(op.microbatch);
+  }
+  EXPECT_EQ(chunks, (std::vector<int>{0, 0, 1, 1, 1, 1, 0, 0}));
+  EXPECT_EQ(microbatches, (std::vector<int>{0, 1, 0, 1, 0, 1, 0, 1}));
+  std::filesystem::remove_all(folder);
+}
+
+// Without noise the replay without delays is the measurement: nothing was waited for but passes and transfers.
+TEST(StepGraph, ReplaysWhatWasMeasured) {
+  for (const int ranks : {1, 2, 4}) {
+    for (const int replicas : {1, 3}) {
+      const MeasuredRun run = measured_run(
+          measured_pipeline({.replicas = replicas, .ranks = ranks, .microbatches = 6, .steps = 2, .noise = 0.1}),
+          "test", "x");
+      const Counterfactuals what_if = causes_of_slowness(run, step_graphs(run, ReceiveRule::observed));
+      EXPECT_NEAR(what_if.no_delays, what_if.measured, 2e-9 * static_cast<double>(run.ops.size()))
+          << ranks << " " << replicas;
+      EXPECT_NEAR(what_if.replayed, what_if.measured, 2e-9 * static_cast<double>(run.ops.size()));
+    }
+  }
+}
+
+TEST(StepGraph, NamesOpsThatCanNeverStart) {
+  // Rank 0 runs a backward before the forward that it follows by way of rank 1.
+  auto ops =
+      measured_pipeline({.replicas = 1, .ranks = 2, .microbatches = 2, .steps = 1, .noise = 0, .transfers = false});
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.rank == 0 && raw.op.kind == MeasuredKind::backward && raw.op.microbatch == 0) {
+      raw.op.start -= std::chrono::seconds(1);
+      raw.op.end -= std::chrono::seconds(1);
+    }
+  }
+  const MeasuredRun run = measured_run(ops, "test", "x");
+  EXPECT_THAT(error_of([&] { step_graph(run, 0, ReceiveRule::observed); }),
+              ::testing::AllOf(HasSubstr("step 100"), HasSubstr("can never start")));
+}
+
+TEST(MeasuredRun, LeavesOutWhatIsIncomplete) {
+  const MeasuredPipeline pipeline{.replicas = 2, .ranks = 2, .microbatches = 3, .steps = 3};
+  auto ops = measured_pipeline(pipeline);
+  std::erase_if(ops, [](const RawMeasuredOp& raw) {
+    return raw.step == 101 && raw.replica == 1 && raw.rank == 0 && raw.op.kind == MeasuredKind::backward &&
+           raw.op.microbatch == 2;
+  });
+  const MeasuredRun cut = measured_run(ops, "test", "x");
+  EXPECT_EQ(cut.steps, (std::vector<std::int64_t>{100, 102}));
+  ASSERT_EQ(cut.notes.size(), 1U);
+  EXPECT_EQ(cut.notes[0], "step 101: replica 1 rank 0 has 3 forwards and 2 backwards, others 3 and 3: left out");
+
+  ops = measured_pipeline(pipeline);
+  std::erase_if(ops, [](const RawMeasuredOp& raw) { return raw.replica == 0 && raw.rank == 1; });
+  const MeasuredRun missing = measured_run(ops, "test", "x");
+  EXPECT_EQ(missing.replicas, 1);
+  EXPECT_EQ(missing.notes[0], "replica 0 has no ops of rank 1: left out");
+
+  ops = measured_pipeline(pipeline);
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.step == 100 && raw.op.kind == MeasuredKind::forward && raw.op.microbatch == 1)
+      raw.op.start -= std::chrono::milliseconds(5);
+  }
+  const MeasuredRun overlapping = measured_run(ops, "test", "x");
+  EXPECT_THAT(overlapping.notes[0],
+              HasSubstr("step 100: replica 0 rank 0: forward-compute and forward-compute overlap by 5.0"));
+  EXPECT_EQ(overlapping.steps.front(), 101);
+
+  EXPECT_EQ(error_of([] { measured_run({}, "test", "x"); }), "x: expected ops of a pipeline, got none");
+  ops.resize(1);
+  EXPECT_THAT(error_of([&] { measured_run(ops, "test", "x"); }), HasSubstr("x: expected forwards and backwards"));
+}
+
+TEST(Recognised, NamesTheFamilyAndWhoDeviates) {
+  auto ops = measured_pipeline({.replicas = 2, .ranks = 3, .microbatches = 5, .steps = 4});
+  EXPECT_EQ(recognise(measured_run(ops, "test", "x")).family, "1f1b");
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.step == 102 && raw.replica == 1 && raw.rank == 2 && raw.op.microbatch <= 1 && is_pass(raw.op.kind)) {
+      raw.op.microbatch = 1 - raw.op.microbatch;
+    }
+  }
+  const Recognised swapped = recognise(measured_run(ops, "test", "x"));
+  EXPECT_EQ(swapped.family, "1f1b");
+  EXPECT_EQ(swapped.deviations, (std::vector<std::string>{"replica 1 rank 2 runs another order in step 102"}));
+}
+
+// A planted cause is the first of the list in at least 95 of 100 runs with 2 % of noise.
+class PlantedCause : public ::testing::Test {
+ protected:
+  template <typename Plant, typename IsIt>
+  static int found(const Plant& plant, const IsIt& is_it) {
+    int count = 0;
+    for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+      MeasuredPipeline pipeline{.replicas = static_cast<int>(1 + seed % 3), .seed = seed};
+      const int rank = static_cast<int>(seed / 3 % 4);
+      const int replica = static_cast<int>(seed % pipeline.replicas);
+      plant(pipeline, replica, rank);
+      const MeasuredRun run = with_estimated_receives(measured_run(measured_pipeline(pipeline), "test", "x"));
+      const Counterfactuals what_if = causes_of_slowness(run, step_graphs(run, ReceiveRule::observed));
+      if (!what_if.causes.empty() && is_it(run, what_if.causes[0], replica, rank)) ++count;
+    }
+    return count;
+  }
+};
+
+TEST_F(PlantedCause, SlowWorker) {
+  EXPECT_GE(found(
+                [](MeasuredPipeline& pipeline, int replica, int rank) {
+                  pipeline.pass = [=](const MeasuredPipeline::Pass& at, double ms) {
+                    return at.replica == replica && at.rank == rank ? 1.1 * ms : ms;
+                  };
+                },
+                [](const MeasuredRun& run, const SlowCause& cause, int replica, int rank) {
+                  const auto kind = run.replicas > 1 ? SlowCause::Kind::worker : SlowCause::Kind::stage;
+                  return cause.kind == kind && cause.worker == run.worker(replica, rank);
+                }),
+            95);
+}
+
+TEST_F(PlantedCause, SlowLink) {
+  EXPECT_GE(found(
+                [](MeasuredPipeline& pipeline, int replica, int rank) {
+                  const int first = std::min(rank, 2);
+                  pipeline.transfer_ms = 3;
+                  pipeline.transfer = [=](const MeasuredPipeline::Pass& at, double ms) {
+                    const int low = at.forward ? at.rank : at.rank - 1;
+                    return at.replica == replica && low == first ? 3 * ms : ms;
+                  };
+                },
+                [](const MeasuredRun& run, const SlowCause& cause, int replica, int rank) {
+                  return cause.kind == SlowCause::Kind::link && cause.worker == run.worker(replica, std::min(rank, 2));
+                }),
+            95);
+}
+
+TEST_F(PlantedCause, Pause) {
+  EXPECT_GE(found(
+                [](MeasuredPipeline& pipeline, int replica, int rank) {
+                  pipeline.pass = [=](const MeasuredPipeline::Pass& at, double ms) {
+                    const bool here = at.replica == replica && at.rank == rank && at.step == 3 && at.microbatch == 2;
+                    return here && at.forward ? ms + 200 : ms;
+                  };
+                },
+                [](const MeasuredRun& run, const SlowCause& cause, int replica, int rank) {
+                  return cause.kind == SlowCause::Kind::pause && cause.step == 103 &&
+                         cause.worker == run.worker(replica, rank);
+                }),
+            95);
+}
+
+// Two layers more than the others' eight.
+TEST_F(PlantedCause, LongStage) {
+  EXPECT_GE(found(
+                [](MeasuredPipeline& pipeline, int, int rank) {
+                  pipeline.pass = [=](const MeasuredPipeline::Pass& at, double ms) {
+                    return at.rank == rank ? ms * 10 / 8 : ms;
+                  };
+                },
+                [](const MeasuredRun& run, const SlowCause& cause, int, int rank) {
+                  return cause.kind == SlowCause::Kind::stage && run.rank_of(cause.worker) == rank;
+                }),
+            95);
+}
+
+TEST_F(PlantedCause, SequenceLengths) {
+  EXPECT_GE(found(
+                [](MeasuredPipeline& pipeline, int, int) {
+                  pipeline.pass = [](const MeasuredPipeline::Pass& at, double ms) {
+                    const int length = (at.microbatch * 7 + at.step * 3 + at.replica * 5) % 8;
+                    return ms * (0.5 + length / 7.0);
+                  };
+                },
+                [](const MeasuredRun&, const SlowCause& cause, int, int) {
+                  return cause.kind == SlowCause::Kind::sequence_lengths;
+                }),
+            95);
+}
+
+std::string chrome_op(const std::string& name, int pid, double ts, double dur, int step, int microbatch) {
+  return nlohmann::json{{"ph", "X"},
+                        {"name", name},
+                        {"pid", pid},
+                        {"tid", 0},
+                        {"ts", ts},
+                        {"dur", dur},
+                        {"args", {{"step", step}, {"mb_id", microbatch}}}}
+      .dump();
+}
+
+TEST(NamedOps, ReadsOtherNames) {
+  const TextFile names("names.json",
+                       R"({"schema": "sluice.names/1", "names": {"fwd {microbatch}": "F", "bwd {microbatch}": "B"}})");
+  std::string text = "[";
+  for (int rank = 0; rank < 2; ++rank) {
+    text += chrome_op("fwd 0", rank, 10.0 * rank, 10, 4, -1) + ",";
+    text += chrome_op("other", rank, 10.0 * rank, 500, 4, -1) + ",";
+    text += chrome_op("bwd 0", rank, 40.0 - 20 * rank, 20, 4, -1) + ",";
+  }
+  text.back() = ']';
+  const TextFile trace("trace.json", text);
+  const NameMap map(read_file(names.path()), names.path());
+  const MeasuredRun run = read_measured_run({trace.path()}, {.names = &map});
+  EXPECT_EQ(run.ranks, 2);
+  EXPECT_EQ(run.microbatches, 1);
+  EXPECT_EQ(run.steps, (std::vector<std::int64_t>{4}));
+  EXPECT_EQ(run.ops.size(), 4U);
+  EXPECT_THAT(error_of([&] { read_measured_run({trace.path()}); }), HasSubstr(trace.path()));
+}
+
+TEST(NamedOps, NamesWhatIsWrong) {
+  const auto map = [](const std::string& text) { return error_of([&] { NameMap(text, "n.json"); }); };
+  EXPECT_THAT(map("{}"), HasSubstr("n.json: /schema"));
+  EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {}})"), HasSubstr("/names: expected at least one name"));
+  EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {"a": "forward-comput"}})"),
+              ::testing::AllOf(HasSubstr("n.json: /names/a"), HasSubstr("did you mean 'forward-compute'")));
+  EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {"a{mb}": "F"}})"),
+              HasSubstr("{microbatch}, {chunk} or {step}"));
+  EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {"a": "F"}, "more": 1})"), HasSubstr("more"));
+  const TextFile none("none.json", "[" + chrome_op("matmul", 0, 0, 1, 0, 0) + "]");
+  const NameMap names(R"({"schema": "sluice.names/1", "names": {"a": "F"}})", "n.json");
+  EXPECT_THAT(error_of([&] { read_measured_run({none.path()}, {.names = &names}); }),
+              HasSubstr("the names of n.json, got none"));
+  const TextFile no_end("no_end.json", R"([{"ph": "X", "name": "forward-compute", "pid": 0, "tid": 0, "ts": 1}])");
+  EXPECT_THAT(error_of([&] { read_measured_run({no_end.path()}); }),
+              HasSubstr("event 0 (forward-compute): expected ts and dur"));
+  const TextFile text("text.json", "not a trace");
+  EXPECT_THAT(error_of([&] { read_measured_run({text.path()}); }), HasSubstr("text.json: line 1, column"));
+}
+
+}  // namespace
+}  // namespace sluice::traces

@@ -1,0 +1,201 @@
+#include "tools/analyze/analysis.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+
+#include "model/to_size.h"
+
+namespace sluice::tools {
+namespace {
+
+double gpu_hours_per_day(const Analysis& analysis, double saved_seconds) {
+  return 24.0 * analysis.gpus * saved_seconds / analysis.what_if.measured;
+}
+
+class AnalysisText {
+ public:
+  AnalysisText(const Analysis& analysis, std::size_t top) : analysis_(analysis), run_(analysis.run), top_(top) {}
+
+  std::string text() {
+    write_run();
+    write_replay();
+    write_slowdown();
+    write_causes();
+    return std::move(out_);
+  }
+
+ private:
+  template <typename... Args>
+  void line(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
+    out_ += '\n';
+  }
+
+  void write_run() {
+    line("{}: {} {} (number {} to {}), {} {} of {} ranks{}, {} microbatches{}", run_.format, run_.steps.size(),
+         run_.steps.size() == 1 ? "step" : "steps", run_.steps.front(), run_.steps.back(), run_.replicas,
+         run_.replicas == 1 ? "replica" : "replicas", run_.ranks,
+         run_.shards > 1 ? fmt::format(" with {} tensor ranks", run_.shards) : "", run_.microbatches,
+         run_.chunks > 1 ? fmt::format(", {} chunks per rank", run_.chunks) : "");
+    const Recognised& schedule = analysis_.schedule;
+    line("schedule: {}", schedule.family.empty() ? "none of the families ('sluice schedules')" : schedule.family);
+    for (const std::string& deviation : schedule.deviations) line("  {}", deviation);
+    if (schedule.num_deviations > std::ssize(schedule.deviations)) {
+      line("  and {} more", schedule.num_deviations - std::ssize(schedule.deviations));
+    }
+    for (const std::string& note : run_.notes) line("note: {}", note);
+  }
+
+  void write_replay() {
+    const Counterfactuals& what_if = analysis_.what_if;
+    const auto row = [&](const char* what, double seconds) {
+      line("  {:<46}  {:>9.4f} s  {:>+7.2f} %", what, seconds, 100 * (seconds / what_if.measured - 1));
+    };
+    line("\nmean step");
+    row("measured", what_if.measured);
+    row("replayed, with delays before ops", what_if.replayed);
+    row("replayed, without delays", what_if.no_delays);
+    row("pipeline transfers free", what_if.free_transfers);
+    row("passes as long on all ranks (mean)", what_if.equal_stages);
+    line("  span of the passes, replayed without delays: {:+.4f} % (mean of the absolute differences {:.4f} %)",
+         100 * analysis_.observed.span_error, 100 * analysis_.observed.span_absolute_error);
+  }
+
+  void write_slowdown() {
+    const Slowdown& published = analysis_.published;
+    const Slowdown& observed = analysis_.observed;
+    line("\nslowdown against ideal steps (OSDI 2025 what-if study)   {:>9}  {:>9}", "published", "observed");
+    const auto row = [&](const std::string& what, double a, double b) {
+      line("  {:<53}  {:>9.4f}  {:>9.4f}", what, a, b);
+    };
+    row("S, all ops", published.slowdown, observed.slowdown);
+    const auto worst = [&](const char* what, const std::vector<double>& a, const std::vector<double>& b) {
+      std::vector<std::size_t> order(a.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return a[x] > a[y]; });
+      for (std::size_t i = 0; i < std::min(order.size(), top_); ++i) {
+        row(fmt::format("only {} {}", what, order[i]), a[order[i]], b[order[i]]);
+      }
+      if (order.size() > top_) line("  and {} more, which are smaller", order.size() - top_);
+    };
+    worst("replica", published.by_replica, observed.by_replica);
+    worst("rank", published.by_rank, observed.by_rank);
+    for (std::size_t kind = 0; kind < kNumMeasuredKinds; ++kind) {
+      if (published.by_kind[kind] > 0 || observed.by_kind[kind] > 0) {
+        row(fmt::format("only {}", slowdown_kind_name(static_cast<MeasuredKind>(kind))), published.by_kind[kind],
+            observed.by_kind[kind]);
+      }
+    }
+    const auto share = [&](const std::string& what, const std::optional<double>& a, const std::optional<double>& b) {
+      const auto text = [](const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; };
+      line("  {:<53}  {:>9}  {:>9}", what, text(a), text(b));
+    };
+    share("M_S, share of the last rank", published.last_rank_share, observed.last_rank_share);
+    std::string workers;
+    for (std::size_t i = 0; i < std::min<std::size_t>(published.worst_workers.size(), 3); ++i) {
+      workers += (i == 0 ? "" : ", ") + run_.name_of(published.worst_workers[i]);
+    }
+    share(fmt::format("M_W, share of {}", published.worst_workers.size() > 3 ? workers + ", ..." : workers),
+          published.worst_workers_share, observed.worst_workers_share);
+  }
+
+  void write_causes() {
+    const std::vector<SlowCause>& causes = analysis_.what_if.causes;
+    line("\ncauses by what a step saves without them (each alone)");
+    line("  {:>9}  {:>7}  {:>11}  {:<16}  what", "s/step", "of step", "GPU h/day", "kind");
+    if (causes.empty()) line("  none saves more than 0.1 % of a step");
+    for (std::size_t i = 0; i < std::min(causes.size(), top_); ++i) {
+      line("  {:>9.4f}  {:>5.1f} %  {:>11.1f}  {:<16}  {}", causes[i].saved_seconds,
+           100 * causes[i].saved_seconds / analysis_.what_if.measured,
+           gpu_hours_per_day(analysis_, causes[i].saved_seconds), name_of(causes[i].kind), causes[i].what);
+    }
+    if (causes.size() > top_) line("  and {} more (--top)", causes.size() - top_);
+  }
+
+  const Analysis& analysis_;
+  const MeasuredRun& run_;
+  std::size_t top_;
+  std::string out_;
+};
+
+nlohmann::ordered_json slowdown_document(const Analysis& analysis, const Slowdown& slowdown) {
+  nlohmann::ordered_json out;
+  out["S"] = slowdown.slowdown;
+  auto& steps = out["steps"] = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < analysis.run.steps.size(); ++i) {
+    steps.push_back({{"step", analysis.run.steps[i]},
+                     {"measured_s", slowdown.measured[i]},
+                     {"no_delay_s", slowdown.no_delay[i]},
+                     {"ideal_s", slowdown.ideal[i]},
+                     {"S", slowdown.no_delay[i] / slowdown.ideal[i]}});
+  }
+  out["by_replica"] = slowdown.by_replica;
+  out["by_rank"] = slowdown.by_rank;
+  auto& kinds = out["by_kind"] = nlohmann::ordered_json::object();
+  for (std::size_t kind = 0; kind < kNumMeasuredKinds; ++kind) {
+    if (slowdown.by_kind[kind] > 0)
+      kinds[std::string(slowdown_kind_name(static_cast<MeasuredKind>(kind)))] = slowdown.by_kind[kind];
+  }
+  const auto optional = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+  };
+  out["M_S"] = optional(slowdown.last_rank_share);
+  out["M_W"] = optional(slowdown.worst_workers_share);
+  auto& workers = out["worst_workers"] = nlohmann::ordered_json::array();
+  for (const int worker : slowdown.worst_workers) {
+    workers.push_back({{"replica", analysis.run.replica_of(worker)},
+                       {"rank", analysis.run.rank_of(worker)},
+                       {"tensor_rank", analysis.run.shard_of(worker)}});
+  }
+  out["span_error"] = slowdown.span_error;
+  out["span_absolute_error"] = slowdown.span_absolute_error;
+  return out;
+}
+
+}  // namespace
+
+std::string analysis_text(const Analysis& analysis, std::size_t top) { return AnalysisText(analysis, top).text(); }
+
+nlohmann::ordered_json analysis_document(const Analysis& analysis) {
+  const MeasuredRun& run = analysis.run;
+  nlohmann::ordered_json out;
+  out["schema"] = "sluice.analysis/1";
+  out["timeline"] = {
+      {"format", run.format},       {"steps", run.steps},   {"replicas", run.replicas},         {"ranks", run.ranks},
+      {"tensor_ranks", run.shards}, {"chunks", run.chunks}, {"microbatches", run.microbatches}, {"ops", run.ops.size()},
+      {"notes", run.notes}};
+  out["schedule"] = {{"family", analysis.schedule.family.empty() ? nlohmann::ordered_json(nullptr)
+                                                                 : nlohmann::ordered_json(analysis.schedule.family)},
+                     {"deviations", analysis.schedule.deviations},
+                     {"num_deviations", analysis.schedule.num_deviations}};
+  const Counterfactuals& what_if = analysis.what_if;
+  out["mean_step"] = {{"measured_s", what_if.measured},
+                      {"replayed_s", what_if.replayed},
+                      {"no_delays_s", what_if.no_delays},
+                      {"free_transfers_s", what_if.free_transfers},
+                      {"equal_stages_s", what_if.equal_stages}};
+  out["slowdown"] = {{"published", slowdown_document(analysis, analysis.published)},
+                     {"observed", slowdown_document(analysis, analysis.observed)}};
+  auto& causes = out["causes"] = nlohmann::ordered_json::array();
+  for (const SlowCause& cause : what_if.causes) {
+    nlohmann::ordered_json each = {{"kind", std::string(name_of(cause.kind))},
+                                   {"what", cause.what},
+                                   {"saved_s", cause.saved_seconds},
+                                   {"gpu_hours_per_day", gpu_hours_per_day(analysis, cause.saved_seconds)}};
+    if (cause.worker >= 0) {
+      each["rank"] = run.rank_of(cause.worker);
+      if (cause.kind != SlowCause::Kind::stage) each["replica"] = run.replica_of(cause.worker);
+    }
+    if (cause.step >= 0) each["step"] = cause.step;
+    causes.push_back(std::move(each));
+  }
+  return out;
+}
+
+}  // namespace sluice::tools

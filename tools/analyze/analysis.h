@@ -1,0 +1,26 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "traces/measured/causes_of_slowness.h"
+#include "traces/measured/measured_run.h"
+#include "traces/measured/recognised.h"
+#include "traces/measured/slowdown.h"
+
+namespace sluice::tools {
+
+// What `sluice analyze` finds in measured steps.
+struct Analysis {
+  MeasuredRun run;
+  Recognised schedule;
+  Slowdown published;  // by the rules of StragglerAnalysis
+  Slowdown observed;   // by ours
+  Counterfactuals what_if;
+  int gpus = 0;  // whose time a slow step wastes
+};
+
+std::string analysis_text(const Analysis& analysis, std::size_t top);
+nlohmann::ordered_json analysis_document(const Analysis& analysis);
+
+}  // namespace sluice::tools

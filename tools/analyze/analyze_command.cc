@@ -1,0 +1,96 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "tools/analyze/analysis.h"
+#include "tools/analyze/heat_maps.h"
+#include "tools/command/command.h"
+#include "tools/command/outputs.h"
+#include "traces/measured/read_measured.h"
+#include "traces/read/trace_read.h"
+
+namespace sluice::tools {
+namespace {
+
+struct AnalyzeOptions {
+  std::string timeline;
+  std::string names;
+  std::string heat_maps;
+  bool json = false;
+  bool all_steps = false;
+  std::size_t top = 10;
+  std::optional<int> gpus;
+};
+
+int analyze_command(const AnalyzeOptions& options) {
+  std::optional<NameMap> names;
+  if (!options.names.empty()) names.emplace(read_file(options.names), options.names);
+  Analysis analysis;
+  analysis.run =
+      with_estimated_receives(read_measured_run(trace_files(options.timeline), {.names = names ? &*names : nullptr}));
+  const MeasuredRun& run = analysis.run;
+  analysis.gpus = options.gpus.value_or(run.workers());
+  analysis.schedule = recognise(run);
+  try {
+    // One after the other, because graphs take as much memory as the ops.
+    analysis.published = slowdown_of(run, step_graphs(run, ReceiveRule::published));
+    const std::vector<StepGraph> observed = step_graphs(run, ReceiveRule::observed);
+    analysis.observed = slowdown_of(run, observed);
+    analysis.what_if = causes_of_slowness(run, observed);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("{}: {}", options.timeline, error.what()));
+  }
+  if (!options.heat_maps.empty()) write_file_whole(options.heat_maps, heat_maps(analysis));
+  if (options.json) {
+    fmt::print("{}\n", analysis_document(analysis).dump(2));
+  } else {
+    fmt::print("{}", analysis_text(analysis, options.top));
+  }
+  return kDone;
+}
+
+}  // namespace
+
+Subcommand add_analyze_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "analyze",
+      "Find out why measured training steps were slow.\n\n"
+      "Examples:\n"
+      "  sluice analyze timeline.json.gz\n"
+      "  sluice analyze pp_logs/ --gpus 64 --heat-maps heat.svg\n"
+      "  sluice analyze traces/ --names names.json --json\n\n"
+      "Reads timelines of ByteDance's StragglerAnalysis, folders of AMD Primus's pipeline logs (pp_rank_N.json), "
+      "Chrome "
+      "traces with other names of ops (--names), traces of sluice and of PyTorch's pipelining. It recognises the "
+      "schedule, replays every step with the measured durations, and prints the slowdown against ideal steps by "
+      "replica, rank and kind, and the causes by the time that a step saves without each.");
+  command->group("Predict and plan");
+  command->footer("Exit codes: 0 success, 2 wrong input.");
+  const auto options = std::make_shared<AnalyzeOptions>();
+  command->add_option("timeline", options->timeline, "Timeline: a file, a folder, or files separated by commas")
+      ->required();
+  command
+      ->add_option("--names", options->names,
+                   "Names of the ops in the timeline (sluice.names/1; default: those of ByteDance's timelines)")
+      ->type_name(kReadFile);
+  command
+      ->add_option("--gpus", options->gpus,
+                   "GPUs of the job, for GPU hours, 1 to 1000000 (default: the recorded workers)")
+      ->check(CLI::Range(1, 1000000));
+  command->add_option("--top", options->top, "Number of causes, replicas and ranks to list, 1 to 1000000 (default 10)")
+      ->check(CLI::Range(1, 1000000));
+  command->add_flag("--all-steps", options->all_steps,
+                    "Keep the first step even if it took over 1.5 times the median step, as warm-ups do");
+  command->add_flag("--json", options->json, "Print one JSON document (sluice.analysis/1)");
+  add_output(*command, "--heat-maps", options->heat_maps,
+             "Write the times of the passes by rank, replica and step to an SVG file");
+  return {command, [options] { return analyze_command(*options); }};
+}
+
+}  // namespace sluice::tools

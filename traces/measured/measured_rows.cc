@@ -1,0 +1,132 @@
+#include "traces/measured/measured_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/to_size.h"
+
+namespace sluice::traces {
+namespace {
+
+MeasuredKind kind_of_collective(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::parameter_gather: return MeasuredKind::parameter_gather;
+    case CollectiveKind::gradient_reduce: return MeasuredKind::gradient_scatter;
+    case CollectiveKind::tied_embedding: return MeasuredKind::embedding_reduce;
+    case CollectiveKind::global_norm: return MeasuredKind::clip;
+    case CollectiveKind::replica_reduce: return MeasuredKind::separate_reduce;
+  }
+  return MeasuredKind::separate_reduce;
+}
+
+class RowConverter {
+ public:
+  RowConverter(const TraceRun& read, const std::string& source) : run_(read.run), source_(source) {
+    for (const OpRow& row : run_.rows) {
+      if (row.kind == RowKind::joint) {
+        throw InputError(fmt::format("{}: {}: expected ops of their own, got a joint block, whose halves have no times",
+                                     source, name_of(row, run_.sliced)));
+      }
+      if (row.kind == RowKind::recompute) recomputed_[row.op] = row.start;
+      if (row.kind <= RowKind::W) {
+        slices_ = std::max(slices_, row.op.slice + 1);
+        place(row);
+      }
+    }
+    chunks_ = 1;
+    for (const auto& [rank, stages] : stages_of_) chunks_ = std::max(chunks_, static_cast<int>(stages.size()));
+  }
+
+  MeasuredRun run(std::vector<std::string> notes) {
+    for (const OpRow& row : run_.rows) add(row);
+    MeasuredRun run = measured_run(std::move(ops_), "trace", source_);
+    run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
+    run.chunks = chunks_;
+    run.stage_of_chunk.assign(to_size(run.ranks) * to_size(chunks_), 0);
+    for (const auto& [rank, stages] : stages_of_) {
+      for (std::size_t chunk = 0; chunk < stages.size(); ++chunk) {
+        run.stage_of_chunk[to_size(rank) * to_size(chunks_) + chunk] = stages[chunk];
+      }
+    }
+    return run;
+  }
+
+ private:
+  void place(const OpRow& row) {
+    std::vector<int>& stages = stages_of_[row.rank];
+    const auto [found, is_new] = rank_of_.try_emplace(row.op.stage, row.rank);
+    if (found->second != row.rank) {
+      throw InputError(fmt::format("{}: stage {} is on ranks {} and {}: expected one", source_, row.op.stage,
+                                   found->second, row.rank));
+    }
+    if (is_new) stages.insert(std::lower_bound(stages.begin(), stages.end(), row.op.stage), row.op.stage);
+  }
+
+  std::int16_t chunk_of(int stage) const {
+    const std::vector<int>& stages = stages_of_.at(rank_of_.at(stage));
+    return static_cast<std::int16_t>(std::lower_bound(stages.begin(), stages.end(), stage) - stages.begin());
+  }
+
+  void add(const OpRow& row) {
+    RawMeasuredOp raw{.rank = row.rank};
+    raw.op.start = row.start;
+    raw.op.end = row.end;
+    raw.op.microbatch = row.op.microbatch * slices_ + row.op.slice;
+    switch (row.kind) {
+      case RowKind::F: raw.op.kind = MeasuredKind::forward; break;
+      case RowKind::B: raw.op.kind = MeasuredKind::backward; break;
+      case RowKind::I: raw.op.kind = MeasuredKind::input_gradient; break;
+      case RowKind::W: raw.op.kind = MeasuredKind::weight_gradient; break;
+      case RowKind::transfer: add_transfer(row, raw); return;
+      case RowKind::collective: raw.op.kind = kind_of_collective(row.collective); break;
+      case RowKind::optimizer: raw.op.kind = MeasuredKind::optimizer; break;
+      default: return;
+    }
+    if (row.kind <= RowKind::W) {
+      raw.op.chunk = chunk_of(row.op.stage);
+      const auto recomputed = recomputed_.find(RowOp{row.op.microbatch, row.op.stage, row.op.slice, OpKind::F});
+      if ((row.kind == RowKind::B || row.kind == RowKind::I) && recomputed != recomputed_.end()) {
+        raw.op.start = std::min(raw.op.start, recomputed->second);
+      }
+    } else {
+      raw.op.microbatch = -1;
+      if (row.op.stage >= 0 && rank_of_.contains(row.op.stage)) raw.op.chunk = chunk_of(row.op.stage);
+    }
+    ops_.push_back(raw);
+  }
+
+  void add_transfer(const OpRow& row, RawMeasuredOp raw) {
+    const bool forward = row.op.kind == OpKind::F;
+    raw.op.kind = forward ? MeasuredKind::forward_send : MeasuredKind::backward_send;
+    raw.op.chunk = chunk_of(row.op.stage);
+    ops_.push_back(raw);
+    raw.rank = row.peer;
+    raw.op.kind = forward ? MeasuredKind::forward_receive : MeasuredKind::backward_receive;
+    raw.op.end += row.latency;
+    const int stage = row.op.stage + (forward ? 1 : -1);
+    raw.op.chunk = rank_of_.contains(stage) ? chunk_of(stage) : std::int16_t{0};
+    ops_.push_back(raw);
+  }
+
+  const RunRows& run_;
+  const std::string& source_;
+  std::map<RowOp, Duration> recomputed_;
+  std::map<int, std::vector<int>> stages_of_;  // by rank, ascending
+  std::map<int, int> rank_of_;                 // by stage
+  int slices_ = 1;
+  int chunks_ = 1;
+  std::deque<RawMeasuredOp> ops_;
+};
+
+}  // namespace
+
+MeasuredRun measured_rows(const TraceRun& read, const std::string& source) {
+  return RowConverter(read, source).run(read.notes);
+}
+
+}  // namespace sluice::traces

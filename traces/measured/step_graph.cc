@@ -1,0 +1,533 @@
+#include "traces/measured/step_graph.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/to_size.h"
+
+namespace sluice::traces {
+namespace {
+
+constexpr std::int32_t kNoOp = -1;
+// The resolution of a profiler: times on a worker that differ by less are equal.
+constexpr Duration kSameTime = std::chrono::microseconds(5);
+// StragglerAnalysis sets transfers to 0 that end earlier than this before the last member of their group starts.
+constexpr Duration kClockError = std::chrono::milliseconds(10);
+
+bool is_backward(MeasuredKind kind) { return kind == MeasuredKind::backward || kind == MeasuredKind::input_gradient; }
+
+// The pass of each microbatch on each stage of the pipelines of one step: index among the ops of the step.
+class PassIndex {
+ public:
+  PassIndex(const MeasuredRun& run, std::span<const MeasuredOp> ops)
+      : run_(run), pipelines_(run.replicas * run.shards) {
+    for (const MeasuredOp& op : ops) {
+      if (is_pass(op.kind)) microbatches_ = std::max(microbatches_, op.microbatch + 1);
+    }
+    at_.assign(to_size(2) * to_size(pipelines_) * to_size(run.stages()) * to_size(microbatches_), kNoOp);
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const MeasuredOp& op = ops[i];
+      if (op.kind != MeasuredKind::forward && !is_backward(op.kind)) continue;
+      if (op.microbatch < 0) continue;
+      at_[slot(op, run_.stage(run_.rank_of(op.worker), op.chunk))] = static_cast<std::int32_t>(i);
+    }
+  }
+
+  // The stage whose pass precedes that of `op`; -1 if there is none.
+  int stage_before(const MeasuredOp& op) const {
+    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk);
+    if (op.kind == MeasuredKind::forward) return stage - 1;
+    return stage + 1 < run_.stages() ? stage + 1 : -1;
+  }
+  // The pass that `op` follows on the neighbouring stage; kNoOp if there is none.
+  std::int32_t before(const MeasuredOp& op) const {
+    const int stage = stage_before(op);
+    return stage < 0 || op.microbatch < 0 ? kNoOp : at_[slot(op, stage)];
+  }
+  bool leads_on(const MeasuredOp& op) const {
+    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk);
+    return op.kind == MeasuredKind::forward ? stage + 1 < run_.stages() : stage > 0;
+  }
+
+ private:
+  std::size_t slot(const MeasuredOp& op, int stage) const {
+    const int pipeline = run_.replica_of(op.worker) * run_.shards + run_.shard_of(op.worker);
+    const int kind = op.kind == MeasuredKind::forward ? 0 : 1;
+    return ((to_size(kind) * to_size(pipelines_) + to_size(pipeline)) * to_size(run_.stages()) + to_size(stage)) *
+               to_size(microbatches_) +
+           to_size(op.microbatch);
+  }
+
+  const MeasuredRun& run_;
+  int pipelines_;
+  int microbatches_ = 0;
+  std::vector<std::int32_t> at_;
+};
+
+std::span<const MeasuredOp> ops_of_step(const MeasuredRun& run, int step) {
+  const std::size_t begin = run.first[to_size(step) * to_size(run.workers())];
+  const std::size_t end = run.first[to_size(step + 1) * to_size(run.workers())];
+  return std::span(run.ops).subspan(begin, end - begin);
+}
+
+class GraphBuilder {
+ public:
+  GraphBuilder(const MeasuredRun& run, int step, ReceiveRule rule)
+      : run_(run), step_(step), rule_(rule), ops_(ops_of_step(run, step)), passes_(run, ops_) {}
+
+  StepGraph graph() {
+    receive_of_.assign(ops_.size(), kNoOp);
+    send_of_.assign(ops_.size(), kNoOp);
+    leader_.resize(ops_.size());
+    for (std::size_t i = 0; i < ops_.size(); ++i) leader_[i] = static_cast<std::int32_t>(i);
+    for (const MeasuredOp& op : ops_) overlapped_ |= op.kind == MeasuredKind::separate_reduce;
+    for (int worker = 0; worker < run_.workers(); ++worker) add_worker(worker);
+    pair_transfers();
+    group_collectives();
+    return ordered();
+  }
+
+ private:
+  const MeasuredOp& at(std::int32_t i) const { return ops_[to_size(i)]; }
+  std::int32_t index_of(const MeasuredOp& op) const { return static_cast<std::int32_t>(&op - ops_.data()); }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw InputError(fmt::format("step {}: {}", run_.steps[to_size(step_)], what));
+  }
+  std::string op_name(const MeasuredOp& op) const {
+    std::string name =
+        fmt::format("{} {}", run_.name_of(op.worker), kMeasuredKindNames[to_size(static_cast<int>(op.kind))]);
+    if (op.microbatch >= 0) name += fmt::format(" of microbatch {}", op.microbatch);
+    return name;
+  }
+
+  void need(std::int32_t op, std::int32_t needed) {
+    if (needed != kNoOp) edges_.emplace_back(op, needed);
+  }
+
+  void add_worker(int worker) {
+    const std::span<const MeasuredOp> all = run_.of(step_, worker);
+    std::vector<std::int32_t> passes;
+    std::array<std::vector<std::int32_t>, kNumMeasuredKinds> by_kind;
+    for (const MeasuredOp& op : all) {
+      const std::int32_t i = index_of(op);
+      if (is_pass(op.kind)) passes.push_back(i);
+      by_kind[to_size(static_cast<int>(op.kind))].push_back(i);
+    }
+    const auto of = [&](MeasuredKind kind) -> const std::vector<std::int32_t>& {
+      return by_kind[to_size(static_cast<int>(kind))];
+    };
+    chain(passes);
+    for (int kind = 0; kind < kNumMeasuredKinds; ++kind) {
+      if (is_pipeline_transfer(static_cast<MeasuredKind>(kind))) chain(by_kind[to_size(kind)]);
+    }
+    match(passes, of(MeasuredKind::forward_receive), of(MeasuredKind::forward_send), true);
+    match(passes, of(MeasuredKind::backward_receive), of(MeasuredKind::backward_send), false);
+    if (rule_ == ReceiveRule::published) {
+      hold_first_backward_transfers(passes, of(MeasuredKind::backward_send), of(MeasuredKind::backward_receive));
+    }
+    add_collectives(passes, of);
+  }
+
+  void chain(const std::vector<std::int32_t>& ops) {
+    for (std::size_t i = 1; i < ops.size(); ++i) need(ops[i], ops[i - 1]);
+  }
+
+  // Matches the receives and sends of a direction with the passes that need or cause them.
+  void match(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& receives,
+             const std::vector<std::int32_t>& sends, bool forward) {
+    std::vector<std::int32_t> own;
+    std::vector<std::int32_t> needing;
+    std::vector<std::int32_t> leading;
+    for (const std::int32_t pass : passes) {
+      const MeasuredOp& op = at(pass);
+      if (forward ? op.kind != MeasuredKind::forward : !is_backward(op.kind)) continue;
+      own.push_back(pass);
+      if (passes_.stage_before(op) >= 0) needing.push_back(pass);
+      if (passes_.leads_on(op)) leading.push_back(pass);
+    }
+    if (own.empty()) return;
+    // A profiler may record receives after the last pass, or sends before the first, that were never launched, and
+    // empty ones of the first and the last stage.
+    std::vector<std::int32_t> useful;
+    Duration last_start{std::numeric_limits<std::int64_t>::min()};
+    Duration first_end = Duration::max();
+    for (const std::int32_t pass : own) {
+      last_start = std::max(last_start, at(pass).start);
+      first_end = std::min(first_end, at(pass).end);
+    }
+    for (const std::int32_t receive : receives) {
+      if (at(receive).start <= last_start + kSameTime) useful.push_back(receive);
+    }
+    order_by_pass(useful, own);
+    add_receives(passes, own, needing, useful);
+    useful.clear();
+    for (const std::int32_t send : sends) {
+      if (at(send).end >= first_end - kSameTime) useful.push_back(send);
+    }
+    order_by_pass(useful, own);
+    const std::vector<std::int32_t>& causes = useful.size() == leading.size() ? leading : own;
+    if (useful.empty()) return;
+    if (useful.size() != causes.size()) {
+      fail(fmt::format("{}: {} sends of {}: expected {}", run_.name_of(at(own[0]).worker), useful.size(),
+                       forward ? "activations" : "gradients", leading.size()));
+    }
+    for (std::size_t i = 0; i < useful.size(); ++i) {
+      need(useful[i], causes[i]);
+      send_of_[to_size(causes[i])] = useful[i];
+    }
+  }
+
+  // Sorts transfers in the order of their passes, if they name their microbatches.
+  void order_by_pass(std::vector<std::int32_t>& transfers, const std::vector<std::int32_t>& own) const {
+    std::map<std::pair<int, int>, std::size_t> place;
+    for (std::size_t i = 0; i < own.size(); ++i) place[{at(own[i]).microbatch, at(own[i]).chunk}] = i;
+    std::vector<std::pair<std::size_t, std::int32_t>> sorted;
+    for (const std::int32_t transfer : transfers) {
+      const auto found = place.find({at(transfer).microbatch, at(transfer).chunk});
+      if (at(transfer).microbatch < 0 || found == place.end()) return;
+      sorted.emplace_back(found->second, transfer);
+    }
+    std::sort(sorted.begin(), sorted.end());
+    std::transform(sorted.begin(), sorted.end(), transfers.begin(), [](const auto& each) { return each.second; });
+  }
+
+  void add_receives(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& own,
+                    const std::vector<std::int32_t>& needing, const std::vector<std::int32_t>& receives) {
+    std::size_t skipped = 0;  // passes without a receive
+    const std::vector<std::int32_t>* takers = &needing;
+    if (receives.size() != needing.size() && !receives.empty()) {
+      takers = &own;
+      skipped = own.size() - receives.size();
+      if (receives.size() > own.size() || skipped > 1) {
+        fail(fmt::format("{}: {} receives: expected {}", op_name(at(own[0])), receives.size(), needing.size()));
+      }
+    }
+    std::size_t before = 0;  // the number of passes that had ended
+    for (std::size_t i = 0; i < receives.size(); ++i) {
+      const std::int32_t pass = (*takers)[i + skipped];
+      need(pass, receives[i]);
+      receive_of_[to_size(pass)] = receives[i];
+      if (rule_ == ReceiveRule::published) {
+        const auto self = std::find(own.begin(), own.end(), pass);
+        if (self != own.begin()) need(receives[i], *std::prev(self));
+        continue;
+      }
+      while (before < passes.size() && at(passes[before]).end <= at(receives[i]).start + kSameTime &&
+             passes[before] != pass) {
+        ++before;
+      }
+      if (before > 0) need(receives[i], passes[before - 1]);
+    }
+    for (const std::int32_t pass : needing) {
+      if (receive_of_[to_size(pass)] == kNoOp) need(pass, producer(pass));
+    }
+  }
+
+  std::int32_t producer(std::int32_t pass) const {
+    const std::int32_t found = passes_.before(at(pass));
+    if (found == kNoOp && passes_.stage_before(at(pass)) >= 0) {
+      fail(fmt::format("{}: the pass of stage {} is missing", op_name(at(pass)), passes_.stage_before(at(pass))));
+    }
+    return found;
+  }
+
+  void hold_first_backward_transfers(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& sends,
+                                     const std::vector<std::int32_t>& receives) {
+    const auto first =
+        std::find_if(passes.begin(), passes.end(), [&](std::int32_t pass) { return is_backward(at(pass).kind); });
+    if (first == passes.end() || first - passes.begin() < 2) return;
+    const std::int32_t held = *std::prev(first, 2);
+    if (!sends.empty()) need(sends[0], held);
+    if (!receives.empty()) need(receives[0], held);
+  }
+
+  template <typename Of>
+  void add_collectives(const std::vector<std::int32_t>& passes, const Of& of) {
+    if (passes.empty()) return;
+    const std::vector<std::int32_t>& gathers = of(MeasuredKind::parameter_gather);
+    const std::vector<std::int32_t>& scatters = of(MeasuredKind::gradient_scatter);
+    const bool replicated = run_.replicas > 1 || rule_ == ReceiveRule::observed;
+    if (!replicated) {
+      for (const std::int32_t op : gathers) left_out_.push_back(op);
+      for (const std::int32_t op : scatters) left_out_.push_back(op);
+    } else {
+      std::vector<std::int32_t> stream = gathers;
+      stream.insert(stream.end(), scatters.begin(), scatters.end());
+      std::sort(stream.begin(), stream.end(),
+                [&](std::int32_t a, std::int32_t b) { return at(a).start < at(b).start; });
+      chain(stream);
+      precede_forwards(passes, gathers);
+    }
+    const std::int32_t last =
+        *std::max_element(passes.begin(), passes.end(), [&](auto a, auto b) { return at(a).end < at(b).end; });
+    std::vector<std::int32_t> tail;
+    const auto append = [&](MeasuredKind kind) { tail.insert(tail.end(), of(kind).begin(), of(kind).end()); };
+    append(MeasuredKind::garbage_collection);
+    const std::size_t after_collection = tail.size();
+    append(MeasuredKind::layernorm_reduce);
+    append(MeasuredKind::embedding_reduce);
+    if (replicated && !follows_backwards(passes, scatters)) append(MeasuredKind::gradient_scatter);
+    append(MeasuredKind::separate_reduce);
+    append(MeasuredKind::clip);
+    append(MeasuredKind::optimizer);
+    if (tail.empty()) return;
+    need(tail[0], last);
+    chain(tail);
+    if (replicated && follows_backwards(passes, scatters)) {
+      add_overlapped_scatters(passes, scatters);
+      if (after_collection < tail.size() && !scatters.empty()) need(tail[after_collection], scatters.back());
+    }
+  }
+
+  // A gather precedes the first forward of its chunk; of several of a chunk, the last one counts.
+  void precede_forwards(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& gathers) {
+    std::vector<char> done(to_size(run_.chunks), 0);
+    for (auto gather = gathers.rbegin(); gather != gathers.rend(); ++gather) {
+      char& seen = done[to_size(at(*gather).chunk)];
+      if (std::exchange(seen, 1) != 0) continue;
+      for (const std::int32_t pass : passes) {
+        if (at(pass).kind != MeasuredKind::forward || at(pass).chunk != at(*gather).chunk) continue;
+        need(pass, *gather);
+        break;
+      }
+    }
+  }
+
+  // Whether gradient scatters start among the passes.
+  bool follows_backwards(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& scatters) const {
+    if (rule_ == ReceiveRule::published || scatters.empty()) return overlapped_;
+    return at(scatters.front()).start + kSameTime < at(passes.back()).end;
+  }
+
+  void add_overlapped_scatters(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& scatters) {
+    std::vector<char> done(to_size(run_.chunks), 0);
+    for (const std::int32_t scatter : scatters) {
+      char& seen = done[to_size(at(scatter).chunk)];
+      if (rule_ == ReceiveRule::published && std::exchange(seen, 1) != 0) continue;
+      std::int32_t last = kNoOp;
+      for (const std::int32_t pass : passes) {
+        if (rule_ == ReceiveRule::observed && at(pass).end > at(scatter).start + kSameTime) break;
+        const bool own = at(pass).kind != MeasuredKind::forward && at(pass).chunk == at(scatter).chunk;
+        if (own || rule_ == ReceiveRule::observed) last = pass;
+      }
+      need(scatter, last);
+    }
+  }
+
+  std::int32_t lead(std::int32_t op) {
+    while (leader_[to_size(op)] != op) op = leader_[to_size(op)] = leader_[to_size(leader_[to_size(op)])];
+    return op;
+  }
+  void join(std::int32_t a, std::int32_t b) {
+    a = lead(a);
+    b = lead(b);
+    leader_[to_size(std::max(a, b))] = std::min(a, b);
+  }
+
+  // Receives form a group with their sends. A receive without a recorded send follows the pass of its sender.
+  void pair_transfers() {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const std::int32_t receive = receive_of_[i];
+      if (receive == kNoOp || passes_.stage_before(ops_[i]) < 0) continue;
+      const std::int32_t from = producer(static_cast<std::int32_t>(i));
+      const std::int32_t send = send_of_[to_size(from)];
+      send == kNoOp ? need(receive, from) : join(receive, send);
+    }
+  }
+
+  void group_collectives() {
+    // Members share these numbers; -1: any.
+    using Key = std::tuple<MeasuredKind, int, int, int, int>;  // kind, replica, rank, shard, number
+    std::map<Key, std::int32_t> first;
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const MeasuredOp& op = ops_[i];
+      const int replica = run_.replica_of(op.worker);
+      const int rank = run_.rank_of(op.worker);
+      const int shard = run_.shard_of(op.worker);
+      Key key;
+      switch (op.kind) {
+        case MeasuredKind::parameter_gather:
+        case MeasuredKind::gradient_scatter:
+        case MeasuredKind::separate_reduce: key = {op.kind, -1, rank, shard, op.number}; break;
+        case MeasuredKind::embedding_reduce: key = {op.kind, replica, -1, shard, op.number}; break;
+        case MeasuredKind::clip: key = {op.kind, -1, -1, -1, op.number}; break;
+        default: continue;
+      }
+      const auto [found, is_new] = first.try_emplace(key, static_cast<std::int32_t>(i));
+      if (!is_new) join(found->second, static_cast<std::int32_t>(i));
+    }
+  }
+
+  // Sorts the groups topologically.
+  StepGraph ordered() {
+    const std::size_t n = ops_.size();
+    std::vector<char> drop(n, 0);
+    for (const std::int32_t op : left_out_) drop[to_size(op)] = 1;
+    // Members by group and edges by their later op, as compressed rows.
+    std::vector<std::int32_t> group(n);
+    for (std::size_t i = 0; i < n; ++i) group[i] = lead(static_cast<std::int32_t>(i));
+    const Rows members(n, n, [&](auto&& visit) {
+      for (std::size_t i = 0; i < n; ++i) {
+        if (drop[i] == 0) visit(group[i], static_cast<std::int32_t>(i));
+      }
+    });
+    std::erase_if(edges_,
+                  [&](const auto& edge) { return drop[to_size(edge.first)] != 0 || drop[to_size(edge.second)] != 0; });
+    const Rows needs(n, edges_.size(), [&](auto&& visit) {
+      for (const auto& [op, needed] : edges_) visit(op, needed);
+    });
+    const Rows users(n, edges_.size(), [&](auto&& visit) {
+      for (const auto& [op, needed] : edges_) visit(group[to_size(needed)], group[to_size(op)]);
+    });
+    std::vector<std::int32_t> open(n, 0);
+    for (const auto& [op, needed] : edges_) ++open[to_size(group[to_size(op)])];
+    std::vector<std::int32_t> order;  // leaders
+    for (std::size_t i = 0; i < n; ++i) {
+      if (drop[i] == 0 && group[i] == static_cast<std::int32_t>(i) && open[i] == 0) order.push_back(group[i]);
+    }
+    for (std::size_t done = 0; done < order.size(); ++done) {
+      for (const std::int32_t user : users.of(order[done])) {
+        if (--open[to_size(user)] == 0) order.push_back(user);
+      }
+    }
+    StepGraph graph;
+    std::vector<std::int32_t> position(n, kNoOp);
+    for (const std::int32_t leader : order) {
+      graph.group_begin.push_back(static_cast<std::int32_t>(graph.ops.size()));
+      for (const std::int32_t op : members.of(leader)) {
+        position[to_size(op)] = static_cast<std::int32_t>(graph.ops.size());
+        graph.ops.push_back(&at(op));
+      }
+    }
+    graph.group_begin.push_back(static_cast<std::int32_t>(graph.ops.size()));
+    for (std::size_t i = 0; i < n; ++i) {
+      if (drop[i] == 0 && position[i] == kNoOp) {
+        fail(fmt::format("{} can never start: the orders of the workers contradict each other", op_name(ops_[i])));
+      }
+    }
+    for (const MeasuredOp* op : graph.ops) {
+      graph.need_begin.push_back(static_cast<std::int32_t>(graph.needs.size()));
+      for (const std::int32_t needed : needs.of(index_of(*op))) graph.needs.push_back(position[to_size(needed)]);
+    }
+    graph.need_begin.push_back(static_cast<std::int32_t>(graph.needs.size()));
+    set_times(graph);
+    return graph;
+  }
+
+  void set_times(StepGraph& graph) const {
+    graph.transfer.resize(graph.size());
+    graph.delay.resize(graph.size());
+    for (std::size_t g = 0; g + 1 < graph.group_begin.size(); ++g) {
+      Duration last_start{std::numeric_limits<std::int64_t>::min()};
+      Duration ready = Duration::zero();
+      for (auto p = graph.group_begin[g]; p < graph.group_begin[g + 1]; ++p) {
+        last_start = std::max(last_start, graph.ops[to_size(p)]->start);
+        for (auto i = graph.need_begin[to_size(p)]; i < graph.need_begin[to_size(p) + 1]; ++i) {
+          ready = std::max(ready, graph.ops[to_size(graph.needs[to_size(i)])]->end);
+        }
+      }
+      for (auto p = graph.group_begin[g]; p < graph.group_begin[g + 1]; ++p) {
+        Duration time = graph.ops[to_size(p)]->end - last_start;
+        if (time <= -kClockError || rule_ == ReceiveRule::observed) time = std::max(time, Duration::zero());
+        graph.transfer[to_size(p)] = static_cast<double>(time.count());
+        graph.delay[to_size(p)] = static_cast<double>(std::max(last_start - ready, Duration::zero()).count());
+      }
+    }
+  }
+
+  // Lists of numbers by row.
+  class Rows {
+   public:
+    template <typename Visit>
+    Rows(std::size_t rows, std::size_t entries, const Visit& each) : begin_(rows + 1, 0), entries_(entries) {
+      each([&](std::int32_t row, std::int32_t) { ++begin_[to_size(row) + 1]; });
+      for (std::size_t i = 0; i < rows; ++i) begin_[i + 1] += begin_[i];
+      std::vector<std::int32_t> next(begin_.begin(), std::prev(begin_.end()));
+      each([&](std::int32_t row, std::int32_t entry) { entries_[to_size(next[to_size(row)]++)] = entry; });
+    }
+    std::span<const std::int32_t> of(std::int32_t row) const {
+      const auto begin = to_size(begin_[to_size(row)]);
+      return std::span(entries_).subspan(begin, to_size(begin_[to_size(row) + 1]) - begin);
+    }
+
+   private:
+    std::vector<std::int32_t> begin_;
+    std::vector<std::int32_t> entries_;
+  };
+
+  const MeasuredRun& run_;
+  int step_;
+  ReceiveRule rule_;
+  std::span<const MeasuredOp> ops_;
+  PassIndex passes_;
+  bool overlapped_ = false;
+  std::vector<std::pair<std::int32_t, std::int32_t>> edges_;  // an op, and one that it needs
+  std::vector<std::int32_t> receive_of_;                      // of passes
+  std::vector<std::int32_t> send_of_;
+  std::vector<std::int32_t> leader_;    // of groups: a forest
+  std::vector<std::int32_t> left_out_;  // gathers and scatters without replicas
+};
+
+}  // namespace
+
+StepGraph step_graph(const MeasuredRun& run, int step, ReceiveRule rule) {
+  return GraphBuilder(run, step, rule).graph();
+}
+
+MeasuredRun with_estimated_receives(MeasuredRun run) {
+  if (run.has_transfers || run.stages() == 1) return run;
+  // The gap before each pass, by rank, kind of the pass and of the previous one.
+  using Class = std::tuple<int, MeasuredKind, int>;
+  std::map<Class, std::vector<Duration>> gaps;
+  std::vector<MeasuredOp> receives;
+  const auto visit = [&](const auto& on_gap) {
+    for (int step = 0; step < std::ssize(run.steps); ++step) {
+      const std::span<const MeasuredOp> ops = ops_of_step(run, step);
+      const PassIndex passes(run, ops);
+      const MeasuredOp* previous = nullptr;
+      for (const MeasuredOp& op : ops) {
+        if (!is_pass(op.kind)) continue;
+        if (previous != nullptr && previous->worker != op.worker) previous = nullptr;
+        const std::int32_t producer = op.kind == MeasuredKind::weight_gradient ? kNoOp : passes.before(op);
+        if (previous != nullptr || producer != kNoOp) {
+          Duration ready = previous != nullptr ? previous->end : ops[to_size(producer)].end;
+          if (producer != kNoOp) ready = std::max(ready, ops[to_size(producer)].end);
+          const int before = previous != nullptr ? static_cast<int>(previous->kind) : -1;
+          on_gap(Class{run.rank_of(op.worker), op.kind, before}, op, std::max(op.start - ready, Duration::zero()));
+        }
+        previous = &op;
+      }
+    }
+  };
+  visit([&](const Class& key, const MeasuredOp&, Duration gap) { gaps[key].push_back(gap); });
+  std::map<Class, Duration> typical;
+  for (auto& [key, values] : gaps) {
+    const auto middle = values.begin() + std::ssize(values) / 2;
+    std::nth_element(values.begin(), middle, values.end());
+    typical[key] = *middle;
+  }
+  visit([&](const Class& key, const MeasuredOp& op, Duration gap) {
+    if (op.kind == MeasuredKind::weight_gradient) return;
+    MeasuredOp receive = op;
+    receive.kind = op.kind == MeasuredKind::forward ? MeasuredKind::forward_receive : MeasuredKind::backward_receive;
+    receive.start = op.start - std::min(gap, typical[key]);
+    receive.end = op.start;
+    receives.push_back(receive);
+  });
+  run.notes.emplace_back(
+      "no sends and receives were recorded: the time of a transfer is the median gap before passes whose inputs are "
+      "there");
+  run.ops.insert(run.ops.end(), receives.begin(), receives.end());
+  arrange_ops(run);
+  return run;
+}
+
+}  // namespace sluice::traces
