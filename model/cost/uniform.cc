@@ -64,7 +64,7 @@ UniformTimes parse_uniform(std::string_view text) {
 }
 
 UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
-    : times_(std::move(times)), num_chunks_(schedule.num_chunks()) {
+    : times_(std::move(times)), num_chunks_(schedule.num_chunks()), num_stages_(schedule.num_stages()) {
   const auto check_list = [&](const std::vector<double>& list, std::string_view key) {
     if (list.empty()) throw InputError(fmt::format("/cost/{}: expected a value", key));
     if (list.size() == 1) return;
@@ -82,12 +82,26 @@ UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
     throw InputError(fmt::format("/cost/stage_weights: expected {}, one per stage, got {}", schedule.num_stages(),
                                  times_.stage_weights.size()));
   }
+  if (!times_.stages.empty() && num_stages_ % std::ssize(times_.stages) != 0) {
+    throw InputError(fmt::format("/cost/stages: expected {}, one per stage, or a divisor of it, got {}", num_stages_,
+                                 times_.stages.size()));
+  }
   for (const double w : times_.stage_weights) {
     if (!(w >= 0 && w <= 1e6)) throw InputError(fmt::format("/cost/stage_weights: expected 0 to 1e6, got {}", w));
   }
 }
 
 double UniformCost::weight(int stage) const { return times_.stage_weights.empty() ? 1.0 : times_.stage_weights[stage]; }
+
+double UniformCost::measured(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
+  const int parts = num_stages_ / static_cast<int>(times_.stages.size());
+  const MeasuredStage& times = times_.stages[static_cast<std::size_t>(stage / parts)];
+  double seconds = 0;
+  if (kind == OpKind::F) seconds = times.forward;
+  if (kind == OpKind::I || kind == OpKind::B) seconds += times.input_gradient;
+  if (kind == OpKind::W || kind == OpKind::B) seconds += times.weight_gradient;
+  return seconds * static_cast<double>(shape.slice_lengths[slice]) / (static_cast<double>(shape.tokens()) * parts);
+}
 
 double UniformCost::scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const {
   if (times.size() > 1) return times[slice] * weight(stage);
@@ -97,6 +111,7 @@ double UniformCost::scaled(const std::vector<double>& times, int stage, const Mi
 }
 
 double UniformCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
+  if (!times_.stages.empty()) return measured(kind, stage, shape, slice);
   switch (kind) {
     case OpKind::F: return scaled(times_.forward, stage, shape, slice);
     case OpKind::I: return scaled(times_.input_gradient, stage, shape, slice);

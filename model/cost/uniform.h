@@ -9,6 +9,13 @@
 
 namespace sluice::model {
 
+// The times of the ops of one stage, in seconds per microbatch.
+struct MeasuredStage {
+  double forward = 0;
+  double input_gradient = 0;
+  double weight_gradient = 0;
+};
+
 // The times of `--uniform`, in seconds.
 struct UniformTimes {
   // One entry: the time of a microbatch in 1/num_ranks of the layers. Several: one per slice, the time of that slice on
@@ -19,6 +26,10 @@ struct UniformTimes {
   std::optional<double> joint;        // an F and a B as one block; by default their sum
   double hop = 0;                     // latency between two ranks
   std::vector<double> stage_weights;  // relative work of each stage; empty: all 1
+  // Instead of all above but `hop`: the times of each stage, as measured. If the schedule has a multiple of this number
+  // of stages, an entry is divided evenly over the stages that hold its layers.
+  std::vector<MeasuredStage> stages;
+  double optimizer = 0;  // of each stage, at the end
 };
 
 // Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); missing parts keep their defaults. Throws InputError
@@ -36,13 +47,16 @@ class UniformCost : public CostModel {
   double joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
                  int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
+  double optimizer_s(int /*stage*/) const override { return times_.optimizer; }
 
  private:
+  double measured(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const;
   double scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const;
   double weight(int stage) const;
 
   UniformTimes times_;
   int num_chunks_;
+  int num_stages_;
 };
 
 }  // namespace sluice::model

@@ -592,6 +592,22 @@ class Reading {
     uniform.hop = cost.number_or("comm", 0, 1e8, 0);
     if (cost.has("stage_weights")) times("stage_weights", uniform.stage_weights);
     cost.allow("stage_weights");
+    if (cost.has("stages")) read_stages(cost);
+    cost.allow("stages");
+    uniform.optimizer = cost.number_or("optimizer", 0, 1e8, 0);
+  }
+
+  void read_stages(JsonReader& cost) {
+    for (const char* other : {"f", "b", "w", "fb", "stage_weights"}) {
+      if (cost.has(other)) cost.at(other).fail("expected nothing beside /cost/stages, which has the times of all ops");
+    }
+    for (JsonReader stage : cost.at("stages").elements()) {
+      scenario_.uniform.stages.push_back({.forward = stage.number("f", 0, 1e8),
+                                          .input_gradient = stage.number("b", 0, 1e8),
+                                          .weight_gradient = stage.number("w", 0, 1e8)});
+      stage.finish();
+    }
+    if (scenario_.uniform.stages.empty()) cost.at("stages").fail("expected one entry per stage");
   }
 
   JsonReader root_;

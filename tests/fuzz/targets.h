@@ -26,7 +26,8 @@ void try_recorder(std::string_view text);       // a flight recorder, damaged as
 void try_flags(std::string_view text);          // a line of flags of a scenario, and the scenario file that they change
 void try_trace(std::string_view text);          // a trace of Sluice or Kineto; also compared with itself
 void try_kineto(std::string_view text);         // a folder of Kineto traces, separated by lines of "---"
-void try_gzip(std::string_view text);           // decompressed; also compressed and decompressed
+void try_measured_steps(std::string_view text);  // a timeline of ByteDance's; also replayed and analysed
+void try_gzip(std::string_view text);            // decompressed; also compressed and decompressed
 void try_measured_table(std::string_view text);  // measured iterations, kernels or collectives (CSV)
 void try_megatron_log(std::string_view text);    // also compared with a scenario
 void try_calibration(std::string_view text);     // a calibration file; also applied, and written back
@@ -54,6 +55,7 @@ inline constexpr std::array kTargets = {
     Target{"flags", try_flags},
     Target{"trace", try_trace},
     Target{"kineto", try_kineto},
+    Target{"measured_steps", try_measured_steps},
     Target{"gzip", try_gzip},
     Target{"measured_table", try_measured_table},
     Target{"megatron_log", try_megatron_log},

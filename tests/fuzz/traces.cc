@@ -7,6 +7,11 @@
 #include "traces/chrome/gzip.h"
 #include "traces/chrome/side_by_side.h"
 #include "traces/compare/comparison.h"
+#include "traces/measured/causes_of_slowness.h"
+#include "traces/measured/measured_rows.h"
+#include "traces/measured/read_measured.h"
+#include "traces/measured/recognised.h"
+#include "traces/measured/slowdown.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::test::fuzz {
@@ -68,6 +73,22 @@ void try_kineto(std::string_view text) {
       begin = end + kCut.size();
     }
     require_equal_to_itself(read_trace_run(std::move(sources)).run);
+  });
+}
+
+void try_measured_steps(std::string_view text) {
+  accepts([&] {
+    TraceSource source(text, "input");
+    const MeasuredRun run = with_estimated_receives(read_bytedance_timeline(source));
+    constexpr std::size_t kMaxOps = 4096;
+    if (run.ops.size() > kMaxOps || run.workers() > 256) return;
+    recognise(run);
+    for (const ReceiveRule rule : {ReceiveRule::published, ReceiveRule::observed}) {
+      const std::vector<StepGraph> graphs = step_graphs(run, rule);
+      slowdown_of(run, graphs);
+      causes_of_slowness(run, graphs);
+    }
+    require_equal_to_itself(rows_of_step(run, std::nullopt, "input").run);
   });
 }
 

@@ -68,41 +68,42 @@ class AnalysisText {
   }
 
   void write_slowdown() {
-    const Slowdown& published = analysis_.published;
+    const std::optional<Slowdown>& published = analysis_.published;
     const Slowdown& observed = analysis_.observed;
     line("\nslowdown against ideal steps (OSDI 2025 what-if study)   {:>9}  {:>9}", "published", "observed");
-    const auto row = [&](const std::string& what, double a, double b) {
-      line("  {:<53}  {:>9.4f}  {:>9.4f}", what, a, b);
+    const auto text = [](const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; };
+    // A row of a value of both rules.
+    const auto row = [&](const std::string& what, const auto& value) {
+      const std::optional<double> first = published ? value(*published) : std::nullopt;
+      line("  {:<53}  {:>9}  {:>9}", what, text(first), text(value(observed)));
     };
-    row("S, all ops", published.slowdown, observed.slowdown);
-    const auto worst = [&](const char* what, const std::vector<double>& a, const std::vector<double>& b) {
-      std::vector<std::size_t> order(a.size());
+    row("S, all ops", [](const Slowdown& each) { return std::optional(each.slowdown); });
+    const auto worst = [&](const char* what, std::vector<double> Slowdown::*values) {
+      const std::vector<double>& of = observed.*values;
+      std::vector<std::size_t> order(of.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
-      std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return a[x] > a[y]; });
+      std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return of[x] > of[y]; });
       for (std::size_t i = 0; i < std::min(order.size(), top_); ++i) {
-        row(fmt::format("only {} {}", what, order[i]), a[order[i]], b[order[i]]);
+        row(fmt::format("only {} {}", what, order[i]),
+            [&](const Slowdown& each) { return std::optional((each.*values)[order[i]]); });
       }
       if (order.size() > top_) line("  and {} more, which are smaller", order.size() - top_);
     };
-    worst("replica", published.by_replica, observed.by_replica);
-    worst("rank", published.by_rank, observed.by_rank);
+    worst("replica", &Slowdown::by_replica);
+    worst("rank", &Slowdown::by_rank);
     for (std::size_t kind = 0; kind < kNumMeasuredKinds; ++kind) {
-      if (published.by_kind[kind] > 0 || observed.by_kind[kind] > 0) {
-        row(fmt::format("only {}", slowdown_kind_name(static_cast<MeasuredKind>(kind))), published.by_kind[kind],
-            observed.by_kind[kind]);
-      }
+      if (observed.by_kind[kind] == 0) continue;
+      row(fmt::format("only {}", slowdown_kind_name(static_cast<MeasuredKind>(kind))),
+          [&](const Slowdown& each) { return std::optional(each.by_kind[kind]); });
     }
-    const auto share = [&](const std::string& what, const std::optional<double>& a, const std::optional<double>& b) {
-      const auto text = [](const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; };
-      line("  {:<53}  {:>9}  {:>9}", what, text(a), text(b));
-    };
-    share("M_S, share of the last rank", published.last_rank_share, observed.last_rank_share);
+    row("M_S, share of the last rank", [](const Slowdown& each) { return each.last_rank_share; });
+    const std::vector<int>& slowest = (published ? *published : observed).worst_workers;
     std::string workers;
-    for (std::size_t i = 0; i < std::min<std::size_t>(published.worst_workers.size(), 3); ++i) {
-      workers += (i == 0 ? "" : ", ") + run_.name_of(published.worst_workers[i]);
+    for (std::size_t i = 0; i < std::min<std::size_t>(slowest.size(), 3); ++i) {
+      workers += (i == 0 ? "" : ", ") + run_.name_of(slowest[i]);
     }
-    share(fmt::format("M_W, share of {}", published.worst_workers.size() > 3 ? workers + ", ..." : workers),
-          published.worst_workers_share, observed.worst_workers_share);
+    row(fmt::format("M_W, share of {}", slowest.size() > 3 ? workers + ", ..." : workers),
+        [](const Slowdown& each) { return each.worst_workers_share; });
   }
 
   void write_causes() {
@@ -180,8 +181,9 @@ nlohmann::ordered_json analysis_document(const Analysis& analysis) {
                       {"no_delays_s", what_if.no_delays},
                       {"free_transfers_s", what_if.free_transfers},
                       {"equal_stages_s", what_if.equal_stages}};
-  out["slowdown"] = {{"published", slowdown_document(analysis, analysis.published)},
-                     {"observed", slowdown_document(analysis, analysis.observed)}};
+  out["slowdown"]["published"] =
+      analysis.published ? slowdown_document(analysis, *analysis.published) : nlohmann::ordered_json(nullptr);
+  out["slowdown"]["observed"] = slowdown_document(analysis, analysis.observed);
   auto& causes = out["causes"] = nlohmann::ordered_json::array();
   for (const SlowCause& cause : what_if.causes) {
     nlohmann::ordered_json each = {{"kind", std::string(name_of(cause.kind))},

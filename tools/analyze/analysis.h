@@ -1,7 +1,9 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "traces/measured/causes_of_slowness.h"
 #include "traces/measured/measured_run.h"
@@ -14,8 +16,9 @@ namespace sluice::tools {
 struct Analysis {
   MeasuredRun run;
   Recognised schedule;
-  Slowdown published;  // by the rules of StragglerAnalysis
-  Slowdown observed;   // by ours
+  std::optional<Slowdown> published;  // by the rules of StragglerAnalysis, where they apply
+  Slowdown observed;                  // by ours
+  std::vector<StepGraph> graphs;      // by the observed rule
   Counterfactuals what_if;
   int gpus = 0;  // whose time a slow step wastes
 };

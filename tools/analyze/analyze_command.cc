@@ -10,9 +10,11 @@
 #include "model/input/files.h"
 #include "tools/analyze/analysis.h"
 #include "tools/analyze/heat_maps.h"
+#include "tools/analyze/measured_scenario.h"
 #include "tools/command/command.h"
 #include "tools/command/outputs.h"
 #include "traces/measured/read_measured.h"
+#include "traces/measured/worker_clocks.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::tools {
@@ -22,6 +24,7 @@ struct AnalyzeOptions {
   std::string timeline;
   std::string names;
   std::string heat_maps;
+  std::string scenario;
   bool json = false;
   bool all_steps = false;
   std::size_t top = 10;
@@ -32,21 +35,28 @@ int analyze_command(const AnalyzeOptions& options) {
   std::optional<NameMap> names;
   if (!options.names.empty()) names.emplace(read_file(options.names), options.names);
   Analysis analysis;
-  analysis.run =
-      with_estimated_receives(read_measured_run(trace_files(options.timeline), {.names = names ? &*names : nullptr}));
-  const MeasuredRun& run = analysis.run;
+  MeasuredRun read = read_measured_run(trace_files(options.timeline), {.names = names ? &*names : nullptr});
+  if (!options.all_steps) drop_warm_up(read);
+  align_worker_clocks(read);
+  analysis.run = with_estimated_receives(std::move(read));
+  MeasuredRun& run = analysis.run;
   analysis.gpus = options.gpus.value_or(run.workers());
   analysis.schedule = recognise(run);
+  // The published rules describe 1F1B and its interleaved variant; other schedules may contradict them.
   try {
-    // One after the other, because graphs take as much memory as the ops.
     analysis.published = slowdown_of(run, step_graphs(run, ReceiveRule::published));
-    const std::vector<StepGraph> observed = step_graphs(run, ReceiveRule::observed);
-    analysis.observed = slowdown_of(run, observed);
-    analysis.what_if = causes_of_slowness(run, observed);
+  } catch (const InputError& error) {
+    run.notes.push_back(fmt::format("no slowdown by the published rules: {}", error.what()));
+  }
+  try {
+    analysis.graphs = step_graphs(run, ReceiveRule::observed);
   } catch (const InputError& error) {
     throw InputError(fmt::format("{}: {}", options.timeline, error.what()));
   }
+  analysis.observed = slowdown_of(run, analysis.graphs);
+  analysis.what_if = causes_of_slowness(run, analysis.graphs);
   if (!options.heat_maps.empty()) write_file_whole(options.heat_maps, heat_maps(analysis));
+  if (!options.scenario.empty()) write_file_whole(options.scenario, measured_scenario(analysis).dump(2) + "\n");
   if (options.json) {
     fmt::print("{}\n", analysis_document(analysis).dump(2));
   } else {
@@ -64,7 +74,8 @@ Subcommand add_analyze_command(CLI::App& app) {
       "Examples:\n"
       "  sluice analyze timeline.json.gz\n"
       "  sluice analyze pp_logs/ --gpus 64 --heat-maps heat.svg\n"
-      "  sluice analyze traces/ --names names.json --json\n\n"
+      "  sluice analyze traces/ --names names.json --json\n"
+      "  sluice analyze timeline.json.gz --scenario measured.json && sluice simulate measured.json --schedule zb-h1\n\n"
       "Reads timelines of ByteDance's StragglerAnalysis, folders of AMD Primus's pipeline logs (pp_rank_N.json), "
       "Chrome "
       "traces with other names of ops (--names), traces of sluice and of PyTorch's pipelining. It recognises the "
@@ -90,6 +101,8 @@ Subcommand add_analyze_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON document (sluice.analysis/1)");
   add_output(*command, "--heat-maps", options->heat_maps,
              "Write the times of the passes by rank, replica and step to an SVG file");
+  add_output(*command, "--scenario", options->scenario,
+             "Write a scenario with the measured times as costs, for 'sluice simulate' with other schedules");
   return {command, [options] { return analyze_command(*options); }};
 }
 

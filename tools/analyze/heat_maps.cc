@@ -35,7 +35,7 @@ struct HeatMap {
 
 std::string colour_of(double ratio) {
   const double strength = std::min(1.0, std::abs(ratio - 1) / kStrongest);
-  return fmt::format("fill:{}", hex(lighter(ratio >= 1 ? kSlow : kFast, 1 - strength)));
+  return fmt::format("fill=\"{}\"", hex(lighter(ratio >= 1 ? kSlow : kFast, 1 - strength)));
 }
 
 double cell_size(const HeatMap& map) {
@@ -75,7 +75,7 @@ void draw(Svg& svg, const HeatMap& map, double top) {
     }
     for (std::size_t column = 0; column < map.column_names.size(); ++column) {
       const double value = map.values[row * map.column_names.size() + column];
-      svg.raw(fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" style=\"{}\"><title>{}</title></rect>\n",
+      svg.raw(fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" {}><title>{}</title></rect>\n",
                           px(left + static_cast<double>(column) * cell), px(y), px(cell), px(cell), colour_of(value),
                           escaped_xml(fmt::format("{}, {} {}: {:.3f}", map.row_names[row], map.columns,
                                                   map.column_names[column], value))));

@@ -23,6 +23,9 @@
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/side_by_side.h"
 #include "traces/compare/comparison.h"
+#include "traces/measured/measured_rows.h"
+#include "traces/measured/primus.h"
+#include "traces/measured/read_measured.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::tools {
@@ -59,10 +62,14 @@ Side simulated_side(const std::string& path, const std::string& text) {
 
 Side side_of(const std::string& word, const CompareOptions& options) {
   const std::vector<std::string> files = trace_files(word);
+  if (is_primus_log(files)) return {.what = "read", .read = rows_of_step(read_primus_log(files), options.step, word)};
   if (files.size() > 1) return {.what = "read", .read = read_trace_run(files, {.step = options.step})};
   std::vector<std::unique_ptr<TraceSource>> sources;
   sources.push_back(std::make_unique<TraceSource>(files[0]));
   if (!sources[0]->is_trace()) return simulated_side(files[0], sources[0]->text());
+  if (measured_kind(sources[0]->first_name())) {
+    return {.what = "read", .read = rows_of_step(read_bytedance_timeline(*sources[0]), options.step, word)};
+  }
   return {.what = "read", .read = read_trace_run(std::move(sources), {.step = options.step})};
 }
 
@@ -129,7 +136,9 @@ Subcommand add_compare_command(CLI::App& app) {
       "  sluice compare scenario.json rank0.json.gz,rank1.json.gz --trace both.json.gz\n"
       "  sluice compare examples/llama3-8b-zbv-h100.json other-schedule.json --by-kind --json\n\n"
       "Each run is a trace written by sluice; a folder, or comma-separated files, written by PyTorch's profiler, one "
-      "per rank of one pipeline, with the PP: ranges of torch.distributed.pipelining; or a scenario file, which is "
+      "per rank of one pipeline, with the PP: ranges of torch.distributed.pipelining; a timeline of ByteDance's or a "
+      "folder "
+      "of Primus's pipeline logs, of which one step of the first replica is read; or a scenario file, which is "
       "simulated. Relative differences are (second - first) / first. Ops that occur in only one run are listed; runs "
       "with different stages, microbatches or slices are rejected without --by-kind.");
   command->group("Predict and plan");

@@ -359,7 +359,10 @@ bool TraceSource::is_trace() {
   keeps_ = true;
   bool found = true;
   try {
-    found = read([](TraceEvent&, const TraceHead&) { throw FirstEvent{}; }).is_trace;
+    found = read([this](TraceEvent& event, const TraceHead&) {
+              first_name_ = event.name;
+              throw FirstEvent{};
+            }).is_trace;
   } catch (const FirstEvent&) {
   }
   keeps_ = false;

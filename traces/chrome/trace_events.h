@@ -75,6 +75,8 @@ class TraceSource {
   // Returns whether the file is a trace: an object with `traceEvents`, or an array. Reads up to the first event. To be
   // called first.
   bool is_trace();
+  // The name of the first event that is_trace found.
+  const std::string& first_name() const { return first_name_; }
 
   // One of these may be called, once.
   //
@@ -92,9 +94,10 @@ class TraceSource {
   ByteFill filler();
 
   std::string name_;
-  std::string_view rest_;      // of a text
-  int fd_ = -1;                // of a file
-  bool keeps_ = false;         // bytes are read again
+  std::string_view rest_;  // of a text
+  int fd_ = -1;            // of a file
+  bool keeps_ = false;     // bytes are read again
+  std::string first_name_;
   std::string kept_;           // bytes that were read by is_trace
   std::size_t kept_read_ = 0;  // number of them that were read again
 };

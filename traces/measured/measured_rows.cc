@@ -9,6 +9,7 @@
 
 #include "model/errors.h"
 #include "model/to_size.h"
+#include "traces/read/row_causes.h"
 
 namespace sluice::traces {
 namespace {
@@ -123,7 +124,58 @@ class RowConverter {
   std::deque<RawMeasuredOp> ops_;
 };
 
+// The row of an op, without its transfer; nullopt if comparisons have no such row.
+std::optional<OpRow> row_of(const MeasuredRun& run, const MeasuredOp& op) {
+  OpRow row{.rank = static_cast<std::int16_t>(run.rank_of(op.worker)), .start = op.start, .end = op.end};
+  row.op = {.microbatch = op.microbatch, .stage = static_cast<std::int16_t>(run.stage(row.rank, op.chunk))};
+  const auto collective = [&](CollectiveKind kind) {
+    row.kind = RowKind::collective;
+    row.collective = kind;
+    row.op.microbatch = 0;
+    if (kind == CollectiveKind::global_norm) row.op.stage = -1;
+    return op.number < run.chunks ? std::optional(row) : std::nullopt;
+  };
+  switch (op.kind) {
+    case MeasuredKind::forward: row.kind = RowKind::F; break;
+    case MeasuredKind::backward: row.kind = RowKind::B; break;
+    case MeasuredKind::input_gradient: row.kind = RowKind::I; break;
+    case MeasuredKind::weight_gradient: row.kind = RowKind::W; break;
+    case MeasuredKind::parameter_gather: return collective(CollectiveKind::parameter_gather);
+    case MeasuredKind::gradient_scatter: return collective(CollectiveKind::gradient_reduce);
+    case MeasuredKind::embedding_reduce: return collective(CollectiveKind::tied_embedding);
+    case MeasuredKind::clip: return collective(CollectiveKind::global_norm);
+    case MeasuredKind::optimizer:
+      row.kind = RowKind::optimizer;
+      row.op.microbatch = 0;
+      return op.number == 0 ? std::optional(row) : std::nullopt;
+    default: return std::nullopt;
+  }
+  row.op.kind = static_cast<OpKind>(row.kind);
+  return row;
+}
+
 }  // namespace
+
+TraceRun rows_of_step(const MeasuredRun& run, std::optional<std::int64_t> step, const std::string& source) {
+  const std::int64_t number = step.value_or(run.steps.back());
+  const auto found = std::find(run.steps.begin(), run.steps.end(), number);
+  if (found == run.steps.end()) {
+    throw InputError(fmt::format("{}: step {}: expected one of {} steps from {} to {}", source, number,
+                                 run.steps.size(), run.steps.front(), run.steps.back()));
+  }
+  TraceRun out;
+  out.run.num_ranks = run.ranks;
+  for (int rank = 0; rank < run.ranks; ++rank) {
+    for (const MeasuredOp& op : run.of(static_cast<int>(found - run.steps.begin()), run.worker(0, rank))) {
+      if (const std::optional<OpRow> row = row_of(run, op)) out.run.rows.push_back(*row);
+    }
+  }
+  out.notes = run.notes;
+  out.notes.push_back(fmt::format("step {} of {}", number, run.format));
+  if (run.replicas > 1) out.notes.push_back(fmt::format("the first of {} replicas", run.replicas));
+  out.run.idle = idle_of_rows(out.run);
+  return out;
+}
 
 MeasuredRun measured_rows(const TraceRun& read, const std::string& source) {
   return RowConverter(read, source).run(read.notes);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "traces/measured/measured_run.h"
@@ -11,5 +13,10 @@ namespace sluice::traces {
 // as part of its backward. Throws InputError "source: ..." for joint blocks, whose halves have no times of their own,
 // and for stages that are on several ranks.
 MeasuredRun measured_rows(const TraceRun& read, const std::string& source);
+
+// The rows of one step of the first replica, for comparisons: passes, reductions, gathers and optimizer steps;
+// transfers if their microbatches are known. `step` is the number of a step; nullopt: the last one. Throws InputError
+// "source: ..." if there is no such step.
+TraceRun rows_of_step(const MeasuredRun& run, std::optional<std::int64_t> step, const std::string& source);
 
 }  // namespace sluice::traces

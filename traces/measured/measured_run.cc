@@ -58,6 +58,7 @@ class Builder {
     run_.format = std::move(format);
     number_workers();
     drop_incomplete();
+    number_microbatches();
     set_times();
     arrange_ops(run_);
     describe_ops();
@@ -130,16 +131,22 @@ class Builder {
     const Passes usual = std::max_element(votes.begin(), votes.end(), [](const auto& a, const auto& b) {
                            return a.second < b.second;
                          })->first;
+    if (usual.forwards == 0 || usual.backwards == 0) {
+      throw InputError(fmt::format("{}: expected forwards and backwards, got {} and {} per rank and step", source_,
+                                   usual.forwards, usual.backwards));
+    }
+    for (const MeasuredOp& op : run_.ops) run_.chunks = std::max(run_.chunks, op.chunk + 1);
+    if (usual.forwards % run_.chunks != 0) {
+      throw InputError(fmt::format("{}: {} forwards per rank and step: expected a multiple of {} chunks", source_,
+                                   usual.forwards, run_.chunks));
+    }
+    run_.microbatches = usual.forwards / run_.chunks;
     std::vector<char> keep(run_.steps.size(), 1);
     for (int step = 0; step < std::ssize(run_.steps); ++step) {
       const std::string why = defect_of(step, passes, usual);
       if (why.empty()) continue;
       keep[static_cast<std::size_t>(step)] = 0;
       notes_.add(fmt::format("step {}: {}: left out", run_.steps[static_cast<std::size_t>(step)], why));
-    }
-    if (usual.forwards == 0 || usual.backwards == 0) {
-      throw InputError(fmt::format("{}: expected forwards and backwards, got {} and {} per rank and step", source_,
-                                   usual.forwards, usual.backwards));
     }
     if (std::find(keep.begin(), keep.end(), 1) == keep.end()) {
       throw InputError(fmt::format("{}: no step is complete: {}", source_, notes_.front()));
@@ -154,10 +161,53 @@ class Builder {
     std::erase_if(run_.ops, [&](const MeasuredOp& op) { return number[static_cast<std::size_t>(op.step)] < 0; });
     for (MeasuredOp& op : run_.ops) op.step = number[static_cast<std::size_t>(op.step)];
     run_.steps = std::move(steps);
-    run_.microbatches = usual.forwards;
+  }
+
+  // The numbers of the microbatches of a replica in a step, ascending.
+  std::vector<std::int32_t> microbatches_of(int step, int replica) const {
+    std::vector<std::int32_t> numbers;
+    for (int worker = run_.worker(replica, 0); worker < run_.worker(replica + 1, 0); ++worker) {
+      for (const MeasuredOp& op : run_.of(step, worker)) {
+        if (is_pass(op.kind) && op.microbatch >= 0) numbers.push_back(op.microbatch);
+      }
+    }
+    std::sort(numbers.begin(), numbers.end());
+    numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+    return numbers;
+  }
+
+  // Counts microbatches from 0 in each step and replica; passes without one by their order.
+  void number_microbatches() {
+    arrange_ops(run_);
+    for (int step = 0; step < std::ssize(run_.steps); ++step) {
+      for (int replica = 0; replica < run_.replicas; ++replica) {
+        const std::vector<std::int32_t> numbers = microbatches_of(step, replica);
+        for (int worker = run_.worker(replica, 0); worker < run_.worker(replica + 1, 0); ++worker) {
+          std::map<std::pair<MeasuredKind, int>, std::int32_t> next;
+          const std::size_t at = to_size(step) * to_size(run_.workers()) + to_size(worker);
+          for (std::size_t i = run_.first[at]; i < run_.first[at + 1]; ++i) {
+            MeasuredOp& op = run_.ops[i];
+            const auto found = std::lower_bound(numbers.begin(), numbers.end(), op.microbatch);
+            if (op.microbatch >= 0) {
+              op.microbatch = found != numbers.end() && *found == op.microbatch
+                                  ? static_cast<std::int32_t>(found - numbers.begin())
+                                  : -1;
+            } else if (is_pass(op.kind)) {
+              op.microbatch = next[{op.kind, op.chunk}]++;
+            }
+          }
+        }
+      }
+    }
   }
 
   std::string defect_of(int step, const std::vector<Passes>& passes, const Passes& usual) const {
+    for (int replica = 0; replica < run_.replicas; ++replica) {
+      const std::size_t count = microbatches_of(step, replica).size();
+      if (count > to_size(run_.microbatches)) {
+        return fmt::format("replica {} has {} different microbatches, {} per rank", replica, count, run_.microbatches);
+      }
+    }
     // Passes may overlap by the resolution of a profiler's clock.
     constexpr Duration kClockResolution = std::chrono::microseconds(50);
     for (int worker = 0; worker < run_.workers(); ++worker) {
@@ -196,10 +246,8 @@ class Builder {
 
   void describe_ops() {
     for (const MeasuredOp& op : run_.ops) {
-      run_.chunks = std::max(run_.chunks, op.chunk + 1);
       run_.has_transfers |= is_pipeline_transfer(op.kind);
     }
-    run_.microbatches /= run_.chunks;
   }
 
   std::deque<RawMeasuredOp> raw_;

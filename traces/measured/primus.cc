@@ -71,6 +71,11 @@ class PrimusReader {
       }
     }
     std::sort(files_.begin(), files_.end());
+    const std::filesystem::path beside = std::filesystem::path(files_.front().second).parent_path() / "config.json";
+    if (config_path_.empty() && std::filesystem::exists(beside)) {
+      config_path_ = beside.string();
+      config_ = read_config(config_path_);
+    }
   }
 
   MeasuredRun run() {

@@ -11,6 +11,13 @@
 
 namespace sluice::traces {
 
+MeasuredRun read_bytedance_timeline(TraceSource& source) {
+  const NameMap names;
+  NamedOps ops(names);
+  source.read([&](TraceEvent& event, const TraceHead&) { ops.add(event, 0, source.name()); });
+  return std::move(ops).finish("ByteDance timeline", source.name());
+}
+
 MeasuredRun read_measured_run(const std::vector<std::string>& paths, const MeasuredReadOptions& options) {
   if (is_primus_log(paths)) return read_primus_log(paths);
   const NameMap default_names;

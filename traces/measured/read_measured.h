@@ -18,4 +18,7 @@ struct MeasuredReadOptions {
 // Throws InputError "file: ...".
 MeasuredRun read_measured_run(const std::vector<std::string>& paths, const MeasuredReadOptions& options = {});
 
+// Reads a timeline of ByteDance from an opened file.
+MeasuredRun read_bytedance_timeline(TraceSource& source);
+
 }  // namespace sluice::traces

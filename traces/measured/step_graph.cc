@@ -31,6 +31,10 @@ class PassIndex {
     for (const MeasuredOp& op : ops) {
       if (is_pass(op.kind)) microbatches_ = std::max(microbatches_, op.microbatch + 1);
     }
+    rank_of_.assign(to_size(run.stages()), 0);
+    for (int rank = 0; rank < run.ranks; ++rank) {
+      for (int chunk = 0; chunk < run.chunks; ++chunk) rank_of_[to_size(run.stage(rank, chunk))] = rank;
+    }
     at_.assign(to_size(2) * to_size(pipelines_) * to_size(run.stages()) * to_size(microbatches_), kNoOp);
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const MeasuredOp& op = ops[i];
@@ -51,9 +55,14 @@ class PassIndex {
     const int stage = stage_before(op);
     return stage < 0 || op.microbatch < 0 ? kNoOp : at_[slot(op, stage)];
   }
-  bool leads_on(const MeasuredOp& op) const {
-    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk);
-    return op.kind == MeasuredKind::forward ? stage + 1 < run_.stages() : stage > 0;
+  // Whether the input of `op` comes from another rank, and its output goes to one.
+  bool receives(const MeasuredOp& op) const {
+    const int stage = stage_before(op);
+    return stage >= 0 && rank_of_[to_size(stage)] != run_.rank_of(op.worker);
+  }
+  bool sends(const MeasuredOp& op) const {
+    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk) + (op.kind == MeasuredKind::forward ? 1 : -1);
+    return stage >= 0 && stage < run_.stages() && rank_of_[to_size(stage)] != run_.rank_of(op.worker);
   }
 
  private:
@@ -68,6 +77,7 @@ class PassIndex {
   const MeasuredRun& run_;
   int pipelines_;
   int microbatches_ = 0;
+  std::vector<int> rank_of_;  // by stage
   std::vector<std::int32_t> at_;
 };
 
@@ -85,6 +95,8 @@ class GraphBuilder {
   StepGraph graph() {
     receive_of_.assign(ops_.size(), kNoOp);
     send_of_.assign(ops_.size(), kNoOp);
+    place_.assign(ops_.size(), 0);
+    place_in_kind_.assign(ops_.size(), 0);
     leader_.resize(ops_.size());
     for (std::size_t i = 0; i < ops_.size(); ++i) leader_[i] = static_cast<std::int32_t>(i);
     for (const MeasuredOp& op : ops_) overlapped_ |= op.kind == MeasuredKind::separate_reduce;
@@ -124,6 +136,7 @@ class GraphBuilder {
     const auto of = [&](MeasuredKind kind) -> const std::vector<std::int32_t>& {
       return by_kind[to_size(static_cast<int>(kind))];
     };
+    for (std::size_t i = 0; i < passes.size(); ++i) place_[to_size(passes[i])] = static_cast<std::int32_t>(i);
     chain(passes);
     for (int kind = 0; kind < kNumMeasuredKinds; ++kind) {
       if (is_pipeline_transfer(static_cast<MeasuredKind>(kind))) chain(by_kind[to_size(kind)]);
@@ -149,9 +162,14 @@ class GraphBuilder {
     for (const std::int32_t pass : passes) {
       const MeasuredOp& op = at(pass);
       if (forward ? op.kind != MeasuredKind::forward : !is_backward(op.kind)) continue;
+      place_in_kind_[to_size(pass)] = static_cast<std::int32_t>(own.size());
       own.push_back(pass);
-      if (passes_.stage_before(op) >= 0) needing.push_back(pass);
-      if (passes_.leads_on(op)) leading.push_back(pass);
+      if (passes_.receives(op)) {
+        needing.push_back(pass);
+      } else if (passes_.stage_before(op) >= 0) {
+        need(pass, producer(pass));
+      }
+      if (passes_.sends(op)) leading.push_back(pass);
     }
     if (own.empty()) return;
     // A profiler may record receives after the last pass, or sends before the first, that were never launched, and
@@ -210,21 +228,20 @@ class GraphBuilder {
         fail(fmt::format("{}: {} receives: expected {}", op_name(at(own[0])), receives.size(), needing.size()));
       }
     }
-    std::size_t before = 0;  // the number of passes that had ended
     for (std::size_t i = 0; i < receives.size(); ++i) {
       const std::int32_t pass = (*takers)[i + skipped];
       need(pass, receives[i]);
       receive_of_[to_size(pass)] = receives[i];
       if (rule_ == ReceiveRule::published) {
-        const auto self = std::find(own.begin(), own.end(), pass);
-        if (self != own.begin()) need(receives[i], *std::prev(self));
+        const std::int32_t self = place_in_kind_[to_size(pass)];
+        if (self > 0) need(receives[i], own[to_size(self - 1)]);
         continue;
       }
-      while (before < passes.size() && at(passes[before]).end <= at(receives[i]).start + kSameTime &&
-             passes[before] != pass) {
-        ++before;
-      }
-      if (before > 0) need(receives[i], passes[before - 1]);
+      // The last pass before `pass` that had ended.
+      const auto own_pass = passes.begin() + place_[to_size(pass)];
+      const auto later = std::upper_bound(passes.begin(), own_pass, at(receives[i]).start + kSameTime,
+                                          [&](Duration time, std::int32_t each) { return time < at(each).end; });
+      if (later != passes.begin()) need(receives[i], *std::prev(later));
     }
     for (const std::int32_t pass : needing) {
       if (receive_of_[to_size(pass)] == kNoOp) need(pass, producer(pass));
@@ -336,7 +353,7 @@ class GraphBuilder {
   void pair_transfers() {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       const std::int32_t receive = receive_of_[i];
-      if (receive == kNoOp || passes_.stage_before(ops_[i]) < 0) continue;
+      if (receive == kNoOp || !passes_.receives(ops_[i])) continue;
       const std::int32_t from = producer(static_cast<std::int32_t>(i));
       const std::int32_t send = send_of_[to_size(from)];
       send == kNoOp ? need(receive, from) : join(receive, send);
@@ -472,8 +489,10 @@ class GraphBuilder {
   std::vector<std::pair<std::int32_t, std::int32_t>> edges_;  // an op, and one that it needs
   std::vector<std::int32_t> receive_of_;                      // of passes
   std::vector<std::int32_t> send_of_;
-  std::vector<std::int32_t> leader_;    // of groups: a forest
-  std::vector<std::int32_t> left_out_;  // gathers and scatters without replicas
+  std::vector<std::int32_t> place_;          // of a pass among those of its worker
+  std::vector<std::int32_t> place_in_kind_;  // and among those of its direction
+  std::vector<std::int32_t> leader_;         // of groups: a forest
+  std::vector<std::int32_t> left_out_;       // gathers and scatters without replicas
 };
 
 }  // namespace

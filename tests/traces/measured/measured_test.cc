@@ -16,6 +16,7 @@
 #include "traces/measured/read_measured.h"
 #include "traces/measured/recognised.h"
 #include "traces/measured/slowdown.h"
+#include "traces/measured/worker_clocks.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::traces {
@@ -225,9 +226,54 @@ TEST(MeasuredRun, LeavesOutWhatIsIncomplete) {
               HasSubstr("step 100: replica 0 rank 0: forward-compute and forward-compute overlap by 5.0"));
   EXPECT_EQ(overlapping.steps.front(), 101);
 
+  // Microbatches that are counted over all steps, or not at all.
+  ops = measured_pipeline(pipeline);
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.op.microbatch >= 0)
+      raw.op.microbatch = raw.step == 102 ? -1 : raw.op.microbatch + 3000 * static_cast<int>(raw.step - 100);
+  }
+  const MeasuredRun counted = measured_run(ops, "test", "x");
+  const MeasuredRun plain = measured_run(measured_pipeline(pipeline), "test", "x");
+  ASSERT_EQ(counted.ops.size(), plain.ops.size());
+  for (std::size_t i = 0; i < plain.ops.size(); ++i) EXPECT_EQ(counted.ops[i].microbatch, plain.ops[i].microbatch);
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.step == 101 && raw.rank == 1 && raw.op.microbatch >= 0) ++raw.op.microbatch;
+  }
+  EXPECT_EQ(measured_run(ops, "test", "x").notes[0],
+            "step 101: replica 0 has 4 different microbatches, 3 per rank: left out");
+  for (RawMeasuredOp& raw : ops) raw.op.chunk = 1;
+  EXPECT_THAT(error_of([&] { measured_run(ops, "test", "x"); }),
+              HasSubstr("3 forwards per rank and step: expected a multiple of 2 chunks"));
+  ops = measured_pipeline(pipeline);
+
   EXPECT_EQ(error_of([] { measured_run({}, "test", "x"); }), "x: expected ops of a pipeline, got none");
   ops.resize(1);
   EXPECT_THAT(error_of([&] { measured_run(ops, "test", "x"); }), HasSubstr("x: expected forwards and backwards"));
+}
+
+// Clocks that are off by seconds: steps are as long as with one clock, to the time of a message.
+TEST(WorkerClocks, AreAligned) {
+  for (const bool transfers : {true, false}) {
+    auto ops = measured_pipeline({.replicas = 2, .steps = 3, .noise = 0, .transfers = transfers});
+    MeasuredRun right = measured_run(ops, "test", "x");
+    align_worker_clocks(right);
+    EXPECT_THAT(right.notes, IsEmpty());
+    for (RawMeasuredOp& raw : ops) {
+      const Duration offset =
+          std::chrono::milliseconds(1700 * raw.rank * (raw.rank % 2 == 0 ? 1 : -1) + 900 * raw.replica);
+      raw.op.start += offset;
+      raw.op.end += offset;
+    }
+    MeasuredRun run = measured_run(ops, "test", "x");
+    align_worker_clocks(run);
+    ASSERT_EQ(run.notes.size(), 1U);
+    EXPECT_THAT(run.notes[0], HasSubstr("clocks contradicted the order of passes by up to"));
+    const double tolerance = transfers ? 1e-6 : 0.05;
+    const Slowdown expected = slowdown_of(right, step_graphs(right, ReceiveRule::observed));
+    const Slowdown found = slowdown_of(run, step_graphs(run, ReceiveRule::observed));
+    EXPECT_NEAR(found.measured[1], expected.measured[1], tolerance * expected.measured[1]) << run.notes[0];
+    EXPECT_NEAR(found.no_delay[1], expected.no_delay[1], tolerance * expected.no_delay[1]);
+  }
 }
 
 TEST(Recognised, NamesTheFamilyAndWhoDeviates) {

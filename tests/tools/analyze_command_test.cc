@@ -1,0 +1,137 @@
+// `sluice analyze` on the command line.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+#include "tests/support/svg_elements.h"
+
+namespace sluice::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Analyze : public ::testing::Test {
+ protected:
+  static std::string sample(const std::string& name) {
+    return std::string(SLUICE_SOURCE_DIR) + "/tests/traces/measured/samples/" + name;
+  }
+  CommandResult run(const std::string& flags) { return run_sluice(words("analyze " + flags)); }
+  json document(const std::string& flags) {
+    const CommandResult result = run(flags + " --json");
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Analyze, PrintsSlowdownAndCauses) {
+  const CommandResult result = run(sample("bytedance/timeline-ST.json.gz") + " --gpus 8");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(
+      result.out,
+      AllOf(HasSubstr("ByteDance timeline: 32 steps (number 23 to 1048), 2 replicas of 4 ranks, 4 microbatches"),
+            HasSubstr("schedule: 1f1b\n"), HasSubstr("S, all ops"), HasSubstr("1.1787     1.1796"),
+            HasSubstr("stage             rank 3: passes take longer than on other ranks (forward 2.07")));
+  const CommandResult primus = run(sample("primus_pp8"));
+  EXPECT_EQ(primus.exit_code, 0) << primus.err;
+  EXPECT_THAT(primus.out,
+              AllOf(HasSubstr("Primus pipeline log: 3 steps (number 2 to 4), 1 replica of 8 ranks"),
+                    HasSubstr("note: no sends and receives were recorded"), HasSubstr("a warm-up, left out")));
+  EXPECT_EQ(document(sample("primus_pp8") + " --all-steps")["timeline"]["steps"].size(), 4U);
+}
+
+TEST_F(Analyze, WritesOneDocument) {
+  const json document = this->document(sample("bytedance/timeline-ST.json.gz") + " --gpus 16");
+  EXPECT_EQ(document["schema"], "sluice.analysis/1");
+  EXPECT_EQ(document["schedule"]["family"], "1f1b");
+  EXPECT_EQ(document["timeline"]["ops"], 6784);
+  EXPECT_NEAR(document["slowdown"]["published"]["S"].get<double>(), 1.1787, 1e-4);
+  EXPECT_EQ(document["slowdown"]["published"]["worst_workers"][0],
+            (json{{"replica", 1}, {"rank", 3}, {"tensor_rank", 0}}));
+  const json& cause = document["causes"][0];
+  EXPECT_EQ(cause["kind"], "stage");
+  EXPECT_EQ(cause["rank"], 3);
+  // 16 GPUs for a day, times the saved fraction of a step.
+  EXPECT_NEAR(cause["gpu_hours_per_day"].get<double>(),
+              16 * 24 * cause["saved_s"].get<double>() / document["mean_step"]["measured_s"].get<double>(), 1e-9);
+}
+
+// The measured times as a scenario: the schedule that was measured is predicted, others can be.
+TEST_F(Analyze, WritesAScenarioAndHeatMaps) {
+  const std::string scenario = folder_.path("measured.json");
+  const std::string svg = folder_.path("heat.svg");
+  const json analysis =
+      document(sample("bytedance/timeline-ST.json.gz") + " --scenario " + scenario + " --heat-maps " + svg);
+  const auto simulated = [&](const std::string& flags) {
+    const CommandResult result = run_sluice(words("simulate " + scenario + " --json " + flags));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out)["makespan_s"].get<double>();
+  };
+  const double own = simulated("");
+  const double measured = analysis["mean_step"]["no_delays_s"].get<double>();
+  EXPECT_NEAR(own, measured, 0.02 * measured);
+  EXPECT_GT(simulated("--schedule gpipe"), own * 0.99);
+  EXPECT_LT(simulated("--schedule interleaved-1f1b --vpp 2"), own);
+  // Two maps: 4 ranks by 2 replicas, 8 workers by 32 steps, in front of the background.
+  EXPECT_GE(svg_elements(model::read_file(svg)).size(), 8U + 8 * 32);
+}
+
+TEST_F(Analyze, RecognisesSimulatedSchedules) {
+  const std::pair<std::string, std::string> kSchedules[] = {{"1f1b", ""},       {"gpipe", ""},
+                                                            {"eager-1f1b", ""}, {"interleaved-1f1b", "--vpp 2"},
+                                                            {"zb-h1", ""},      {"zb-v", "--vpp 2"}};
+  for (const auto& [name, flags] : kSchedules) {
+    const std::string trace = folder_.path(name + ".json.gz");
+    const CommandResult made =
+        run_sluice(words("simulate --schedule " + name + " --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 " +
+                         flags + " --trace " + trace));
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+    const json found = document(trace);
+    EXPECT_EQ(found["schedule"]["family"], name);
+    const double measured = found["mean_step"]["measured_s"].get<double>();
+    EXPECT_NEAR(found["mean_step"]["no_delays_s"].get<double>(), measured, 1e-6 * measured) << name;
+  }
+}
+
+TEST_F(Analyze, NamesWhatIsWrong) {
+  const auto refused = [&](const std::string& flags, const std::string& what) {
+    const CommandResult result = run(flags);
+    EXPECT_EQ(result.exit_code, 2) << flags;
+    EXPECT_THAT(result.err, HasSubstr(what)) << flags;
+  };
+  refused("missing.json", "missing.json");
+  refused(sample("primus_pp8/pp_rank_0.json"), "pp_rank_1.json is missing");
+  refused(sample("bytedance/timeline-ST.json.gz") + " --top 0", "--top");
+  refused(sample("bytedance/timeline-ST.json.gz") + " --names " + sample("bytedance/ms-ST.json"), "/schema");
+  model::write_file_whole(folder_.path("text.json"), "[{\"ph\": ");
+  refused(folder_.path("text.json"), "text.json");
+  model::write_file_whole(folder_.path("object.json"), "{}");
+  refused(folder_.path("object.json"), "expected a timeline");
+}
+
+TEST_F(Analyze, ComparesAStepWithAPrediction) {
+  const std::string scenario = folder_.path("measured.json");
+  document(sample("bytedance/timeline-ST.json.gz") + " --scenario " + scenario);
+  const auto compared = [&](const std::string& flags) {
+    return run_sluice(
+        words("compare " + scenario + " " + sample("bytedance/timeline-ST.json.gz") + " --json " + flags));
+  };
+  const CommandResult result = compared("--step 259");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_THAT(document["sources"]["second"]["notes"].dump(), HasSubstr("step 259 of ByteDance timeline"));
+  EXPECT_LT(std::abs(document["span_s"]["first"].get<double>() / document["span_s"]["second"].get<double>() - 1), 0.02);
+  EXPECT_THAT(compared("--step 5").err, HasSubstr("step 5: expected one of 32 steps from 23 to 1048"));
+}
+
+}  // namespace
+}  // namespace sluice::test
