@@ -10,11 +10,14 @@
 
 namespace sluice::kernels {
 
-// A part of a layer with experts, in F, B or I. `dispatch` has the router and sends rows to their experts, `combine`
-// sends their results back; in B and I the gradients take the opposite ways. Waits for other ranks count.
+// The pass to which a part of a layer belongs: F, I, or W. B is an input gradient with weight gradients.
+enum class PartPass : std::uint8_t { forward, input_gradient, weight_gradient };
+
+// When a part of a layer with experts ran. `dispatch` sends rows to their experts, `combine` sends their results back;
+// in B and I the gradients take the opposite ways. Waits for other ranks count. The router is in `attention`.
 struct PartTime {
   LayerPart part = LayerPart::attention;
-  bool forward = true;
+  PartPass pass = PartPass::forward;
   std::int64_t start_ns = 0;  // steady_clock
   std::int64_t end_ns = 0;
 };
@@ -23,14 +26,14 @@ struct PartTime {
 class PartLog {
  public:
   explicit PartLog(std::size_t most) : most_(most) { times_.reserve(most); }
-  void begin(bool forward) {
-    forward_ = forward;
+  void begin(PartPass pass) {
+    pass_ = pass;
     start_ns_ = now();
   }
   // Ends a part, which began at the last call of `begin` or `end`.
   void end(LayerPart part) {
     const std::int64_t end_ns = now();
-    if (times_.size() < most_) times_.push_back({part, forward_, start_ns_, end_ns});
+    if (times_.size() < most_) times_.push_back({part, pass_, start_ns_, end_ns});
     start_ns_ = end_ns;
   }
   void clear() { times_.clear(); }
@@ -43,7 +46,7 @@ class PartLog {
   }
 
   std::size_t most_;
-  bool forward_ = true;
+  PartPass pass_ = PartPass::forward;
   std::int64_t start_ns_ = 0;
   std::vector<PartTime> times_;
 };

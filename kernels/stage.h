@@ -133,6 +133,14 @@ struct SliceCall {
 
 inline constexpr std::size_t kBufferAlignment = 64;
 
+// One part of one layer of an op: see Stage::run_part.
+struct StagePart {
+  PartPass pass = PartPass::forward;
+  LayerPart part = LayerPart::attention;
+  int layer = 0;  // of the stage, from 0
+  friend bool operator==(const StagePart&, const StagePart&) = default;
+};
+
 // One optimizer step over all parameters of a stage.
 struct OptimizerStep {
   enum class Kind : std::uint8_t { adam, sgd };
@@ -184,6 +192,20 @@ class Stage {
   virtual void weight_gradient(SliceCall& call) const = 0;
   // B: I and W in one call; output_gradients may be null. Gradients are bitwise equal to those of I and W.
   virtual void backward(SliceCall& call) const = 0;
+
+  // F, and B or I, in parts, so that those of two microbatches can interleave (joint blocks): begin_parts, then the
+  // parts of all layers, then end_parts. Results are bitwise equal to those of forward, backward and input_gradient.
+  // The op is B if call.output_gradients is null, else I. On the CPU only, and without recomputation.
+  //
+  // Parts of F: by layer, ascending, attention, dispatch, experts and combine. Parts of B and I: by layer, descending,
+  // combine, experts, dispatch and attention of the input gradient. B has two more per layer, before the next layer:
+  // the weight gradients of experts and of attention, after the input gradient of the same part. In a dense layer,
+  // `experts` is the MLP, and dispatch and combine do nothing. Dispatch and combine only copy rows and exchange them
+  // over call.experts: another thread may run them, concurrently with all parts that do not need their result: those of
+  // the other op, and weight gradients. call.scratch is used from begin_parts to end_parts.
+  virtual void begin_parts(SliceCall& call, bool forward) const;
+  virtual void run_part(const SliceCall& call, const StagePart& part) const;
+  virtual void end_parts(SliceCall& call, bool forward) const;
 
   // Returns the sum of squares of the gradients of `counted` parameters.
   virtual double squared_norm(const std::byte* gradients) const = 0;

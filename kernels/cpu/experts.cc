@@ -81,7 +81,6 @@ ExpertScratch<T>::ExpertScratch(Carver<T>& carver, const RankSizes& sizes, std::
   shared = carver.take(rows * experts.shared_ffn);
 }
 
-// Writes scores, choices, places and sent.
 template <class T>
 void ExpertMlp<T>::route(const T* input, const ExpertActivations<T>& kept) const {
   const ExpertSizes& experts = sizes.experts;
@@ -217,14 +216,12 @@ void ExpertMlp<T>::shared_forward(const T* input, const ExpertActivations<T>& ke
 }
 
 template <class T>
-void ExpertMlp<T>::forward(const T* input, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
-                           const ExpertScratch<T>& scratch, T* out) const {
+void ExpertMlp<T>::dispatch(const T* input, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
+                            const ExpertScratch<T>& scratch) const {
   const ExpertSizes& experts = sizes.experts;
   const std::int64_t h = sizes.hidden;
-  const std::int64_t f = experts.ffn;
   const std::int64_t k = experts.per_token;
   const std::int64_t own = end_row() - first_row();
-  route(input, kept);
   exchange_counts(kept, inputs);
   for (std::int64_t row = 0; row < own; ++row) {
     for (std::int64_t j = 0; j < k; ++j) {
@@ -234,7 +231,14 @@ void ExpertMlp<T>::forward(const T* input, const ExpertActivations<T>& kept, con
     }
   }
   exchange(kept, h + 1, scratch.own, inputs.up, false);
-  end(LayerPart::dispatch);
+}
+
+template <class T>
+void ExpertMlp<T>::run_experts(const T* input, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
+                               const ExpertScratch<T>& scratch, T* out) const {
+  const ExpertSizes& experts = sizes.experts;
+  const std::int64_t h = sizes.hidden;
+  const std::int64_t f = experts.ffn;
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < experts.local; ++i) {
     const std::int64_t count = inputs.ends[i] - begin;
@@ -254,21 +258,24 @@ void ExpertMlp<T>::forward(const T* input, const ExpertActivations<T>& kept, con
                weights + at.expert_down + i * at.expert_stride, f, Into::set, scratch.outputs + begin * h, h);
     begin = inputs.ends[i];
   }
-  end(LayerPart::experts);
-  exchange(kept, h, scratch.own, scratch.outputs, true);
   if (experts.shared_ffn > 0) {
     gemm_nt<T>(rows, h, experts.shared_ffn, T{1}, inputs.shared_down, experts.shared_ffn, weights + at.shared_down,
                experts.shared_ffn, Into::set, out, h);
   } else {
     std::fill_n(out, rows * h, T{0});
   }
-  for (std::int64_t row = 0; row < own; ++row) {
+}
+
+template <class T>
+void ExpertMlp<T>::add_results(const ExpertActivations<T>& kept, const ExpertScratch<T>& scratch, T* out) const {
+  const std::int64_t h = sizes.hidden;
+  const std::int64_t k = sizes.experts.per_token;
+  for (std::int64_t row = 0; row < end_row() - first_row(); ++row) {
     for (std::int64_t j = 0; j < k; ++j) {
       add<T>(scratch.own + kept.places[row * k + j] * h, h, out + (first_row() + row) * h);
     }
   }
   sum_over_group(out, rows * h);
-  end(LayerPart::combine);
 }
 
 // Writes `input_gradient`, of which other tensor-parallel ranks have other parts.
@@ -322,22 +329,26 @@ void ExpertMlp<T>::router_gradient(const ExpertActivations<T>& kept, const Exper
 }
 
 template <class T>
-void ExpertMlp<T>::input_gradient(const T* output_gradient, const ExpertActivations<T>& kept,
-                                  const ExpertInputs<T>& inputs, const ExpertGradients<T>& gradients,
-                                  const ExpertScratch<T>& scratch, T* input_gradient) const {
-  const ExpertSizes& experts = sizes.experts;
+void ExpertMlp<T>::combine_gradient(const T* output_gradient, const ExpertActivations<T>& kept,
+                                    const ExpertGradients<T>& gradients, const ExpertScratch<T>& scratch) const {
   const std::int64_t h = sizes.hidden;
-  const std::int64_t f = experts.ffn;
-  const std::int64_t k = experts.per_token;
-  const std::int64_t width = experts.up_width;
-  const std::int64_t own = end_row() - first_row();
-  for (std::int64_t row = 0; row < own; ++row) {
+  const std::int64_t k = sizes.experts.per_token;
+  for (std::int64_t row = 0; row < end_row() - first_row(); ++row) {
     for (std::int64_t j = 0; j < k; ++j) {
       std::copy_n(output_gradient + (first_row() + row) * h, h, scratch.own + kept.places[row * k + j] * h);
     }
   }
   exchange(kept, h, scratch.own, gradients.down, false);
-  end(LayerPart::combine);
+}
+
+template <class T>
+void ExpertMlp<T>::experts_gradient(const T* output_gradient, const ExpertActivations<T>& kept,
+                                    const ExpertInputs<T>& inputs, const ExpertGradients<T>& gradients,
+                                    const ExpertScratch<T>& scratch, T* input_gradient) const {
+  const ExpertSizes& experts = sizes.experts;
+  const std::int64_t h = sizes.hidden;
+  const std::int64_t f = experts.ffn;
+  const std::int64_t width = experts.up_width;
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < experts.local; ++i) {
     gemm_nn<T>(inputs.ends[i] - begin, f, h, gradients.down + begin * h, h,
@@ -360,15 +371,21 @@ void ExpertMlp<T>::input_gradient(const T* output_gradient, const ExpertActivati
                weights + at.expert_up + i * at.expert_stride, h, Into::set, scratch.outputs + begin * (h + 1), h + 1);
     begin = inputs.ends[i];
   }
-  end(LayerPart::experts);
-  exchange(kept, h + 1, scratch.own, scratch.outputs, true);
-  router_gradient(kept, gradients, scratch);
-
   if (experts.shared_ffn > 0) {
     shared_gradient(output_gradient, kept, gradients, scratch, input_gradient);
   } else {
     std::fill_n(input_gradient, rows * h, T{0});
   }
+}
+
+template <class T>
+void ExpertMlp<T>::add_input_gradients(const ExpertActivations<T>& kept, const ExpertGradients<T>& gradients,
+                                       const ExpertScratch<T>& scratch, T* input_gradient) const {
+  const ExpertSizes& experts = sizes.experts;
+  const std::int64_t h = sizes.hidden;
+  const std::int64_t k = experts.per_token;
+  const std::int64_t own = end_row() - first_row();
+  router_gradient(kept, gradients, scratch);
   for (std::int64_t row = 0; row < own; ++row) {
     for (std::int64_t j = 0; j < k; ++j) {
       add<T>(scratch.own + kept.places[row * k + j] * (h + 1), h, input_gradient + (first_row() + row) * h);
@@ -377,17 +394,15 @@ void ExpertMlp<T>::input_gradient(const T* output_gradient, const ExpertActivati
   gemm_nn<T>(own, h, experts.count, gradients.logits + first_row() * experts.count, experts.count, weights + at.router,
              h, Into::add, input_gradient + first_row() * h, h);
   sum_over_group(input_gradient, rows * h);
-  end(LayerPart::dispatch);
 }
 
 template <class T>
-void ExpertMlp<T>::weight_gradient(const T* input, const T* output_gradient, const ExpertInputs<T>& inputs,
-                                   const ExpertGradients<T>& gradients, T* weight_gradients) const {
+void ExpertMlp<T>::experts_weight_gradient(const T* input, const T* output_gradient, const ExpertInputs<T>& inputs,
+                                           const ExpertGradients<T>& gradients, T* weight_gradients) const {
   const ExpertSizes& experts = sizes.experts;
   const std::int64_t h = sizes.hidden;
   const std::int64_t f = experts.ffn;
   const std::int64_t width = experts.up_width;
-  gemm_tn<T>(experts.count, h, rows, gradients.logits, experts.count, input, h, weight_gradients + at.router, h);
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < experts.local; ++i) {
     const std::int64_t count = inputs.ends[i] - begin;
@@ -403,6 +418,14 @@ void ExpertMlp<T>::weight_gradient(const T* input, const T* output_gradient, con
   gemm_tn<T>(experts.shared_up_width, h, rows, gradients.shared_up, experts.shared_up_width, input, h,
              weight_gradients + at.shared_up, h);
   gemm_tn<T>(h, s, rows, output_gradient, h, inputs.shared_down, s, weight_gradients + at.shared_down, s);
+}
+
+template <class T>
+void ExpertMlp<T>::router_weight_gradient(const T* input, const ExpertGradients<T>& gradients,
+                                          T* weight_gradients) const {
+  const std::int64_t h = sizes.hidden;
+  const std::int64_t count = sizes.experts.count;
+  gemm_tn<T>(count, h, rows, gradients.logits, count, input, h, weight_gradients + at.router, h);
   if (at.shared_gate >= 0) {
     gemm_tn<T>(1, h, rows, gradients.shared_gate, 1, input, h, weight_gradients + at.shared_gate, h);
   }

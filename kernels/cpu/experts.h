@@ -4,7 +4,6 @@
 
 #include "kernels/carver.h"
 #include "kernels/collective.h"
-#include "kernels/part_log.h"
 #include "kernels/weights.h"
 
 namespace sluice::kernels::cpu {
@@ -79,25 +78,50 @@ struct ExpertMlp {
   const T* weights;
   TensorGroup* tensor;
   ExpertGroup* group;
-  PartLog* parts;
 
-  // From `input` [n, h], writes `kept`, `inputs` and `out` [n, h], equal on all tensor-parallel ranks. Stops before the
-  // last matrices if `out` is null.
-  void forward(const T* input, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
-               const ExpertScratch<T>& scratch, T* out) const;
-  // From the gradient of `out`, `output_gradient` [n, h], writes `gradients` and that of `input`.
-  void input_gradient(const T* output_gradient, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
-                      const ExpertGradients<T>& gradients, const ExpertScratch<T>& scratch, T* input_gradient) const;
-  // Accumulates the gradients of all matrices. Experts are not exchanged.
-  void weight_gradient(const T* input, const T* output_gradient, const ExpertInputs<T>& inputs,
-                       const ExpertGradients<T>& gradients, T* weight_gradients) const;
+  // Forward: from `input` [n, h] to `out` [n, h], equal on all tensor-parallel ranks, in this order.
+  // Writes scores, choices, places and sent.
+  void route(const T* input, const ExpertActivations<T>& kept) const;
+  // Sends rows to their experts, after their numbers: writes received, ends and inputs.up.
+  void dispatch(const T* input, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
+                const ExpertScratch<T>& scratch) const;
+  // Runs the experts of this rank, and the shared ones, whose results it writes to `out`. Stops before the last
+  // matrices if `out` is null.
+  void run_experts(const T* input, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
+                   const ExpertScratch<T>& scratch, T* out) const;
+  // Sends the results back, to scratch.own.
+  void combine(const ExpertActivations<T>& kept, const ExpertScratch<T>& scratch) const {
+    exchange(kept, sizes.hidden, scratch.own, scratch.outputs, true);
+  }
+  // Adds the results in scratch.own to `out`, over all tensor-parallel ranks.
+  void add_results(const ExpertActivations<T>& kept, const ExpertScratch<T>& scratch, T* out) const;
+
+  // Input gradient: from the gradient of `out`, `output_gradient` [n, h], to `gradients` and the gradient of `input`.
+  // Sends output gradients to the experts: writes gradients.down.
+  void combine_gradient(const T* output_gradient, const ExpertActivations<T>& kept, const ExpertGradients<T>& gradients,
+                        const ExpertScratch<T>& scratch) const;
+  // Writes `input_gradient` of the shared experts, of which other tensor-parallel ranks have other parts.
+  void experts_gradient(const T* output_gradient, const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs,
+                        const ExpertGradients<T>& gradients, const ExpertScratch<T>& scratch, T* input_gradient) const;
+  // Sends the gradients of the experts' inputs back, to scratch.own.
+  void dispatch_gradient(const ExpertActivations<T>& kept, const ExpertScratch<T>& scratch) const {
+    exchange(kept, sizes.hidden + 1, scratch.own, scratch.outputs, true);
+  }
+  // Adds those in scratch.own and that of the router to `input_gradient`, over all tensor-parallel ranks.
+  void add_input_gradients(const ExpertActivations<T>& kept, const ExpertGradients<T>& gradients,
+                           const ExpertScratch<T>& scratch, T* input_gradient) const;
+
+  // Accumulate the gradients of matrices: of the experts of this rank and the shared ones but for their gate, and of
+  // the router and that gate. Nothing is exchanged.
+  void experts_weight_gradient(const T* input, const T* output_gradient, const ExpertInputs<T>& inputs,
+                               const ExpertGradients<T>& gradients, T* weight_gradients) const;
+  void router_weight_gradient(const T* input, const ExpertGradients<T>& gradients, T* weight_gradients) const;
 
  private:
   // The shard of the rows that this rank routes.
   std::int64_t first_row() const { return rows * spec.tensor_rank / spec.tensor_parallel; }
   std::int64_t end_row() const { return rows * (spec.tensor_rank + 1) / spec.tensor_parallel; }
 
-  void route(const T* input, const ExpertActivations<T>& kept) const;
   void exchange_counts(const ExpertActivations<T>& kept, const ExpertInputs<T>& inputs) const;
   // Sends `own` [o k, width] to the experts, which receive [R, width], or back.
   void exchange(const ExpertActivations<T>& kept, std::int64_t width, T* own, T* of_experts, bool back) const;
@@ -110,9 +134,6 @@ struct ExpertMlp {
                        const ExpertScratch<T>& scratch) const;
   void sum_over_group(T* data, std::int64_t count) const {
     if (spec.tensor_parallel > 1) tensor->all_reduce_sum(data, count);
-  }
-  void end(LayerPart part) const {
-    if (parts != nullptr) parts->end(part);
   }
 };
 

@@ -58,8 +58,8 @@ void Layer<T>::sum_over_group(T* data, std::int64_t count) const {
 }
 
 template <class T>
-void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<T>& kept, const LayerInputs<T>& inputs,
-                       const LayerScratch<T>& scratch, T* out) const {
+void Layer<T>::attention_forward(const Forward& pass) const {
+  const auto& [keys_values, kept, inputs, scratch, out] = pass;
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
@@ -67,7 +67,6 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   const std::int64_t all = sizes.qkv_width;
   const bool rms = spec.model.rms_norm;
 
-  if (parts != nullptr) parts->begin(true);
   norm<T>(kept.input, weight(at.norm1_gain), weight(at.norm1_bias), rms, n, h, kept.statistics1, inputs.qkv);
   gemm_nt<T>(n, all, h, T{1}, inputs.qkv, h, weight(at.qkv), h, Into::set, scratch.qkv, all);
   const T* const bias = weight(at.qkv_bias);
@@ -85,12 +84,14 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   add_bias_residual<T>(weight(at.output_bias), kept.input, n, h, kept.middle);
 
   norm<T>(kept.middle, weight(at.norm2_gain), weight(at.norm2_bias), rms, n, h, kept.statistics2, inputs.up);
-  if (kind == LayerKind::experts) {
-    if (parts != nullptr) parts->end(LayerPart::attention);
-    expert_mlp().forward(inputs.up, kept.experts, inputs.experts, scratch.experts, out);
-    if (out != nullptr) add<T>(kept.middle, n * h, out);
-    return;
-  }
+  if (kind == LayerKind::experts) expert_mlp().route(inputs.up, kept.experts);
+}
+
+template <class T>
+void Layer<T>::mlp_forward(const Forward& pass) const {
+  const auto& [keys_values, kept, inputs, scratch, out] = pass;
+  const std::int64_t n = shape.rows();
+  const std::int64_t h = sizes.hidden;
   gemm_nt<T>(n, sizes.up_width, h, T{1}, inputs.up, h, weight(at.up), h, Into::set, kept.pre, sizes.up_width);
   if (spec.model.gated) {
     add_bias_swiglu<T>(kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
@@ -103,10 +104,48 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   add_bias_residual<T>(weight(at.down_bias), kept.middle, n, h, out);
 }
 
+template <class T>
+void Layer<T>::forward_part(LayerPart part, const Forward& pass) const {
+  const auto& [keys_values, kept, inputs, scratch, out] = pass;
+  const bool has_experts = kind == LayerKind::experts;
+  switch (part) {
+    case LayerPart::attention: return attention_forward(pass);
+    case LayerPart::dispatch:
+      if (has_experts) expert_mlp().dispatch(inputs.up, kept.experts, inputs.experts, scratch.experts);
+      return;
+    case LayerPart::experts:
+      if (!has_experts) return mlp_forward(pass);
+      return expert_mlp().run_experts(inputs.up, kept.experts, inputs.experts, scratch.experts, out);
+    case LayerPart::combine:
+      if (has_experts) expert_mlp().combine(kept.experts, scratch.experts);
+      return;
+  }
+}
+
+template <class T>
+void Layer<T>::complete_forward(const Forward& pass) const {
+  if (kind != LayerKind::experts) return;
+  expert_mlp().add_results(pass.kept.experts, pass.scratch.experts, pass.out);
+  add<T>(pass.kept.middle, shape.rows() * sizes.hidden, pass.out);
+}
+
+template <class T>
+void Layer<T>::forward(const Forward& pass) const {
+  if (parts != nullptr) parts->begin(PartPass::forward);
+  for (const LayerPart part : {LayerPart::attention, LayerPart::dispatch, LayerPart::experts}) {
+    forward_part(part, pass);
+    end(part);
+  }
+  if (pass.out == nullptr) return;
+  forward_part(LayerPart::combine, pass);
+  complete_forward(pass);
+  end(LayerPart::combine);
+}
+
 // Writes the gradient of the MLP's input to scratch.hidden.
 template <class T>
-void Layer<T>::mlp_input_gradient(const LayerActivations<T>& kept, const LayerGradients<T>& gradients,
-                                  const LayerScratch<T>& scratch, T* weight_gradients) const {
+void Layer<T>::mlp_input_gradient(const Backward& pass) const {
+  const auto& [keys_values, kept, inputs, gradients, scratch, weight_gradients, out] = pass;
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   // With a gate, the gradient of the activation's output goes to the right half of `up`.
@@ -124,23 +163,18 @@ void Layer<T>::mlp_input_gradient(const LayerActivations<T>& kept, const LayerGr
 }
 
 template <class T>
-void Layer<T>::input_gradient(const KeysValues<T>& keys_values, const LayerActivations<T>& kept,
-                              const LayerInputs<T>& inputs, const LayerGradients<T>& gradients,
-                              const LayerScratch<T>& scratch, T* weight_gradients, T* input_gradient) const {
+void Layer<T>::attention_input_gradient(const Backward& pass) const {
+  const auto& [keys_values, kept, inputs, gradients, scratch, weight_gradients, out] = pass;
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
   const std::int64_t w = sizes.key_width;
   const std::int64_t all = sizes.qkv_width;
   const bool rms = spec.model.rms_norm;
-  const auto of = [weight_gradients](std::int64_t offset) { return offset < 0 ? nullptr : weight_gradients + offset; };
+  const auto of = [&pass](std::int64_t offset) { return offset < 0 ? nullptr : pass.weight_gradients + offset; };
 
-  if (parts != nullptr) parts->begin(false);
   if (kind == LayerKind::experts) {
-    expert_mlp().input_gradient(gradients.down, kept.experts, inputs.experts, gradients.experts, scratch.experts,
-                                scratch.hidden);
-  } else {
-    mlp_input_gradient(kept, gradients, scratch, weight_gradients);
+    expert_mlp().add_input_gradients(kept.experts, gradients.experts, scratch.experts, scratch.hidden);
   }
   norm_gradient<T>(scratch.hidden, kept.middle, weight(at.norm2_gain), kept.statistics2, gradients.down, rms, n, h,
                    scratch.sums, gradients.output, of(at.norm2_gain), of(at.norm2_bias));
@@ -165,25 +199,69 @@ void Layer<T>::input_gradient(const KeysValues<T>& keys_values, const LayerActiv
   gemm_nn<T>(n, h, all, gradients.qkv, all, weight(at.qkv), h, Into::set, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient<T>(scratch.hidden, kept.input, weight(at.norm1_gain), kept.statistics1, gradients.output, rms, n, h,
-                   scratch.sums, input_gradient, of(at.norm1_gain), of(at.norm1_bias));
-  if (kind == LayerKind::experts && parts != nullptr) parts->end(LayerPart::attention);
+                   scratch.sums, out, of(at.norm1_gain), of(at.norm1_bias));
+}
+
+template <class T>
+void Layer<T>::input_gradient_part(LayerPart part, const Backward& pass) const {
+  const auto& [keys_values, kept, inputs, gradients, scratch, weight_gradients, out] = pass;
+  const bool has_experts = kind == LayerKind::experts;
+  switch (part) {
+    case LayerPart::attention: return attention_input_gradient(pass);
+    case LayerPart::dispatch:
+      if (has_experts) expert_mlp().dispatch_gradient(kept.experts, scratch.experts);
+      return;
+    case LayerPart::experts:
+      if (!has_experts) return mlp_input_gradient(pass);
+      return expert_mlp().experts_gradient(gradients.down, kept.experts, inputs.experts, gradients.experts,
+                                           scratch.experts, scratch.hidden);
+    case LayerPart::combine:
+      if (has_experts) {
+        expert_mlp().combine_gradient(gradients.down, kept.experts, gradients.experts, scratch.experts);
+      }
+      return;
+  }
+}
+
+template <class T>
+void Layer<T>::input_gradient(const Backward& pass) const {
+  if (parts != nullptr) parts->begin(PartPass::input_gradient);
+  for (const LayerPart part : {LayerPart::combine, LayerPart::experts, LayerPart::dispatch, LayerPart::attention}) {
+    input_gradient_part(part, pass);
+    end(part);
+  }
+}
+
+template <class T>
+void Layer<T>::weight_gradient_part(LayerPart part, const LayerInputs<T>& inputs, const LayerGradients<T>& gradients,
+                                    T* weight_gradients) const {
+  const std::int64_t n = shape.rows();
+  const std::int64_t h = sizes.hidden;
+  const std::int64_t q = sizes.query_width;
+  const std::int64_t all = sizes.qkv_width;
+  if (part == LayerPart::attention) {
+    gemm_tn<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
+    gemm_tn<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
+    if (kind == LayerKind::experts) {
+      expert_mlp().router_weight_gradient(inputs.up, gradients.experts, weight_gradients);
+    }
+    return;
+  }
+  if (kind == LayerKind::experts) {
+    expert_mlp().experts_weight_gradient(inputs.up, gradients.down, inputs.experts, gradients.experts,
+                                         weight_gradients);
+    return;
+  }
+  gemm_tn<T>(sizes.up_width, h, n, gradients.up, sizes.up_width, inputs.up, h, weight_gradients + at.up, h);
+  gemm_tn<T>(h, sizes.ffn, n, gradients.down, h, inputs.down, sizes.ffn, weight_gradients + at.down, sizes.ffn);
 }
 
 template <class T>
 void Layer<T>::weight_gradient(const LayerInputs<T>& inputs, const LayerGradients<T>& gradients,
                                T* weight_gradients) const {
-  const std::int64_t n = shape.rows();
-  const std::int64_t h = sizes.hidden;
-  const std::int64_t q = sizes.query_width;
-  const std::int64_t all = sizes.qkv_width;
-  gemm_tn<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
-  gemm_tn<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
-  if (kind == LayerKind::experts) {
-    expert_mlp().weight_gradient(inputs.up, gradients.down, inputs.experts, gradients.experts, weight_gradients);
-    return;
+  for (const LayerPart part : {LayerPart::attention, LayerPart::experts}) {
+    weight_gradient_part(part, inputs, gradients, weight_gradients);
   }
-  gemm_tn<T>(sizes.up_width, h, n, gradients.up, sizes.up_width, inputs.up, h, weight_gradients + at.up, h);
-  gemm_tn<T>(h, sizes.ffn, n, gradients.down, h, inputs.down, sizes.ffn, weight_gradients + at.down, sizes.ffn);
 }
 
 #define SLUICE_INSTANTIATE(T)          \

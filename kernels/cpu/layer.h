@@ -7,6 +7,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/experts.h"
+#include "kernels/part_log.h"
 #include "kernels/weights.h"
 
 namespace sluice::kernels::cpu {
@@ -82,17 +83,39 @@ struct Layer {
   const T* cosines;  // [tokens, d / 2], null with learned positions
   const T* sines;
 
-  // From kept.input, writes the rest of `kept`, `inputs`, the slice's keys and values, and `out` [n, h]. Stops before
-  // the last matrix multiplication if `out` is null, as recomputation does.
-  void forward(const KeysValues<T>& keys_values, const LayerActivations<T>& kept, const LayerInputs<T>& inputs,
-               const LayerScratch<T>& scratch, T* out) const;
+  // Tensors of one pass. `out` [n, h] is the layer's output in F, and the gradient of its input in I.
+  struct Forward {
+    const KeysValues<T>& keys_values;
+    const LayerActivations<T>& kept;
+    const LayerInputs<T>& inputs;
+    const LayerScratch<T>& scratch;
+    T* out = nullptr;
+  };
+  struct Backward {
+    const KeysValues<T>& keys_values;
+    const LayerActivations<T>& kept;
+    const LayerInputs<T>& inputs;
+    const LayerGradients<T>& gradients;
+    const LayerScratch<T>& scratch;
+    T* weight_gradients = nullptr;
+    T* out = nullptr;
+  };
+
+  // From kept.input, writes the rest of `kept`, `inputs`, the slice's keys and values, and `out`. Stops before the last
+  // matrix multiplication if `out` is null, as recomputation does.
+  void forward(const Forward& pass) const;
   // From gradients.down, writes the other gradients and that of the layer's input, and accumulates the gradients of
   // `keys_values`, biases and norms. The gradients of the slice's own keys and values may lie in gradients.qkv, zeroed.
-  void input_gradient(const KeysValues<T>& keys_values, const LayerActivations<T>& kept, const LayerInputs<T>& inputs,
-                      const LayerGradients<T>& gradients, const LayerScratch<T>& scratch, T* weight_gradients,
-                      T* input_gradient) const;
+  void input_gradient(const Backward& pass) const;
   // Accumulates the gradients of the matrices.
   void weight_gradient(const LayerInputs<T>& inputs, const LayerGradients<T>& gradients, T* weight_gradients) const;
+
+  // The same in parts (Stage::run_part). `complete_forward` follows the forward parts: it adds the results of experts.
+  void forward_part(LayerPart part, const Forward& pass) const;
+  void complete_forward(const Forward& pass) const;
+  void input_gradient_part(LayerPart part, const Backward& pass) const;
+  void weight_gradient_part(LayerPart part, const LayerInputs<T>& inputs, const LayerGradients<T>& gradients,
+                            T* weight_gradients) const;
 
  private:
   const T* weight(std::int64_t offset) const { return offset < 0 ? nullptr : weights + offset; }
@@ -104,12 +127,16 @@ struct Layer {
             .rows = shape.rows(),
             .weights = weights,
             .tensor = tensor,
-            .group = experts,
-            .parts = parts};
+            .group = experts};
   }
   void sum_over_group(T* data, std::int64_t count) const;
-  void mlp_input_gradient(const LayerActivations<T>& kept, const LayerGradients<T>& gradients,
-                          const LayerScratch<T>& scratch, T* weight_gradients) const;
+  void end(LayerPart part) const {
+    if (kind == LayerKind::experts && parts != nullptr) parts->end(part);
+  }
+  void attention_forward(const Forward& pass) const;
+  void mlp_forward(const Forward& pass) const;
+  void attention_input_gradient(const Backward& pass) const;
+  void mlp_input_gradient(const Backward& pass) const;
 };
 
 }  // namespace sluice::kernels::cpu

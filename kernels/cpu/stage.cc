@@ -65,6 +65,9 @@ class CpuStage final : public Stage {
   void input_gradient(SliceCall& call) const override { gradient(call, false); }
   void weight_gradient(SliceCall& call) const override;
   void backward(SliceCall& call) const override { gradient(call, true); }
+  void begin_parts(SliceCall& call, bool forward) const override;
+  void run_part(const SliceCall& call, const StagePart& part) const override;
+  void end_parts(SliceCall& call, bool forward) const override;
 
   double squared_norm(const std::byte* gradients) const override {
     return cpu::squared_norm(offsets_, elements<T>(gradients));
@@ -178,6 +181,18 @@ class CpuStage final : public Stage {
   void head_input_gradient(const SliceCall& call, const OpScratch& scratch, T* out) const;
   void head_weight_gradient(const SliceCall& call) const;
   void gradient(SliceCall& call, bool weights_too) const;
+  // Before and after the layers of an op.
+  void begin_forward(const SliceCall& call, const OpScratch& scratch) const;
+  void end_forward(SliceCall& call, const OpScratch& scratch) const;
+  void begin_gradient(SliceCall& call, const OpScratch& scratch, bool weights_too) const;
+  void end_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const;
+  void complete_layer(const SliceCall& call, int layer, const OpScratch& scratch) const;
+  // Returns the input of a layer in F: of layer `layers`, that of the head or of the next stage.
+  T* input_of(const SliceCall& call, int layer) const;
+  // Returns where the gradient of a layer's output is written; of layer -1, that of the stage's input.
+  T* gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const;
+  // Returns where it is read: B reads that of the last layer from its input.
+  const T* read_gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const;
 
   void compute_rotary_angles(const SliceShape& shape, const OpScratch& scratch) const {
     if (has_rotary()) {
@@ -393,24 +408,67 @@ void CpuStage<T>::head_weight_gradient(const SliceCall& call) const {
 }
 
 template <class T>
+T* CpuStage<T>::input_of(const SliceCall& call, int layer) const {
+  if (layer < spec_.contents.layers) return kept(call, layer).activations.input;
+  return spec_.contents.head ? head_of(call).input : elements<T>(call.output);
+}
+
+template <class T>
+T* CpuStage<T>::gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const {
+  if (layer < 0 && !spec_.contents.embedding) return elements<T>(call.input_gradient);
+  if (layer < 0 || weights_too) return scratch.chain[layer & 1];
+  return gradients_of(call, layer).down;
+}
+
+template <class T>
+const T* CpuStage<T>::read_gradient_of(const SliceCall& call, const OpScratch& scratch, int layer,
+                                       bool weights_too) const {
+  const bool last = layer == spec_.contents.layers - 1;
+  if (last && layer >= 0 && weights_too && !spec_.contents.head) return elements<T>(call.output_gradient);
+  return gradient_of(call, scratch, layer, weights_too);
+}
+
+template <class T>
+void CpuStage<T>::begin_forward(const SliceCall& call, const OpScratch& scratch) const {
+  compute_rotary_angles(call.shape, scratch);
+  if (spec_.contents.embedding) {
+    embed(call, input_of(call, 0));
+  } else {
+    std::copy_n(elements<T>(call.input), call.shape.rows() * sizes_.hidden, input_of(call, 0));
+  }
+}
+
+template <class T>
+void CpuStage<T>::end_forward(SliceCall& call, const OpScratch& scratch) const {
+  if (spec_.contents.head) head_forward(call, head_of(call), scratch);
+}
+
+template <class T>
+void CpuStage<T>::begin_gradient(SliceCall& call, const OpScratch& scratch, bool weights_too) const {
+  compute_rotary_angles(call.shape, scratch);
+  call.recompute_ns = 0;
+  const int last = spec_.contents.layers - 1;
+  if (spec_.contents.head) {
+    head_input_gradient(call, scratch, gradient_of(call, scratch, last, weights_too));
+  } else if (!weights_too || last < 0) {
+    std::copy_n(elements<T>(call.output_gradient), call.shape.rows() * sizes_.hidden,
+                gradient_of(call, scratch, last, weights_too));
+  }
+}
+
+template <class T>
+void CpuStage<T>::end_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const {
+  if (spec_.contents.embedding) embedding_gradient(call, read_gradient_of(call, scratch, -1, weights_too));
+  // Last, as W comes after I: both may add to the same word embedding.
+  if (weights_too && spec_.contents.head) head_weight_gradient(call);
+}
+
+template <class T>
 void CpuStage<T>::forward(SliceCall& call) const {
   Carver<T> carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  compute_rotary_angles(call.shape, scratch);
-  const int layers = spec_.contents.layers;
-  const std::int64_t count = call.shape.rows() * sizes_.hidden;
-  const Head head = spec_.contents.head ? head_of(call) : Head{};
-  const auto input_of = [&](int layer) {
-    if (layer < layers) return kept(call, layer).activations.input;
-    return spec_.contents.head ? head.input : elements<T>(call.output);
-  };
-
-  if (spec_.contents.embedding) {
-    embed(call, input_of(0));
-  } else {
-    std::copy_n(elements<T>(call.input), count, input_of(0));
-  }
-  for (int i = 0; i < layers; ++i) {
+  begin_forward(call, scratch);
+  for (int i = 0; i < spec_.contents.layers; ++i) {
     Kept layer = kept(call, i);
     if (spec_.recompute) {
       T* const input = layer.activations.input;
@@ -418,41 +476,23 @@ void CpuStage<T>::forward(SliceCall& call) const {
       layer.activations.input = input;
     }
     layer_of(call, i, scratch)
-        .forward(keys_values_of(call, i, scratch, nullptr), layer.activations, layer.inputs, scratch.layer,
-                 input_of(i + 1));
+        .forward({keys_values_of(call, i, scratch, nullptr), layer.activations, layer.inputs, scratch.layer,
+                  input_of(call, i + 1)});
   }
-  if (spec_.contents.head) head_forward(call, head, scratch);
+  end_forward(call, scratch);
 }
 
 template <class T>
 void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
   Carver<T> carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  compute_rotary_angles(call.shape, scratch);
-  call.recompute_ns = 0;
-  const int layers = spec_.contents.layers;
-  const std::int64_t count = call.shape.rows() * sizes_.hidden;
-  // Returns the gradient of a layer's output; for layer -1, of the stage's input.
-  const auto output_of = [&](int layer) {
-    if (layer < 0 && !spec_.contents.embedding) return elements<T>(call.input_gradient);
-    if (layer < 0 || weights_too) return scratch.chain[layer & 1];
-    return gradients_of(call, layer).down;
-  };
-
-  const T* gradient = output_of(layers - 1);
-  if (spec_.contents.head) {
-    head_input_gradient(call, scratch, output_of(layers - 1));
-  } else if (weights_too && layers > 0) {
-    gradient = elements<T>(call.output_gradient);
-  } else {
-    std::copy_n(elements<T>(call.output_gradient), count, output_of(layers - 1));
-  }
-  for (int i = layers - 1; i >= 0; --i) {
+  begin_gradient(call, scratch, weights_too);
+  for (int i = spec_.contents.layers - 1; i >= 0; --i) {
     const Layer<T> layer = layer_of(call, i, scratch);
     Kept saved = kept(call, i);
     const auto& of_kind = scratch.kinds[static_cast<std::size_t>(kind_of(i))];
     LayerGradients<T> gradients = weights_too ? of_kind.gradients : gradients_of(call, i).others;
-    gradients.down = gradient;
+    gradients.down = read_gradient_of(call, scratch, i, weights_too);
     const KeysValues<T> keys_values = keys_values_of(call, i, scratch, gradients.qkv);
     if (spec_.recompute) {
       const auto begin = std::chrono::steady_clock::now();
@@ -460,17 +500,63 @@ void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
       saved = of_kind.recomputed;
       saved.activations.input = input;
       if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
-      layer.forward(keys_values, saved.activations, saved.inputs, scratch.layer, nullptr);
+      layer.forward({keys_values, saved.activations, saved.inputs, scratch.layer, nullptr});
       call.recompute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
     }
-    layer.input_gradient(keys_values, saved.activations, saved.inputs, gradients, scratch.layer,
-                         elements<T>(call.gradients), output_of(i - 1));
+    layer.input_gradient({keys_values, saved.activations, saved.inputs, gradients, scratch.layer,
+                          elements<T>(call.gradients), gradient_of(call, scratch, i - 1, weights_too)});
     if (weights_too) layer.weight_gradient(saved.inputs, gradients, elements<T>(call.gradients));
-    gradient = output_of(i - 1);
   }
-  if (spec_.contents.embedding) embedding_gradient(call, gradient);
-  // Last, as W comes after I: both may add to the same word embedding.
-  if (weights_too && spec_.contents.head) head_weight_gradient(call);
+  end_gradient(call, scratch, weights_too);
+}
+
+template <class T>
+void CpuStage<T>::begin_parts(SliceCall& call, bool forward) const {
+  Carver<T> carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  forward ? begin_forward(call, scratch) : begin_gradient(call, scratch, call.output_gradients == nullptr);
+}
+
+// Finds the tensors of the layer again for every part, as they are functions of the call.
+template <class T>
+void CpuStage<T>::run_part(const SliceCall& call, const StagePart& part) const {
+  Carver<T> carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  const Layer<T> layer = layer_of(call, part.layer, scratch);
+  const Kept saved = kept(call, part.layer);
+  if (part.pass == PartPass::forward) {
+    if (part.part == LayerPart::attention && part.layer > 0) complete_layer(call, part.layer - 1, scratch);
+    return layer.forward_part(part.part, {keys_values_of(call, part.layer, scratch, nullptr), saved.activations,
+                                          saved.inputs, scratch.layer, input_of(call, part.layer + 1)});
+  }
+  const bool weights_too = call.output_gradients == nullptr;
+  LayerGradients<T> gradients = weights_too ? scratch.kinds[static_cast<std::size_t>(kind_of(part.layer))].gradients
+                                            : gradients_of(call, part.layer).others;
+  gradients.down = read_gradient_of(call, scratch, part.layer, weights_too);
+  if (part.pass == PartPass::weight_gradient) {
+    return layer.weight_gradient_part(part.part, saved.inputs, gradients, elements<T>(call.gradients));
+  }
+  T* const zeroed = part.part == LayerPart::attention ? gradients.qkv : nullptr;
+  layer.input_gradient_part(
+      part.part, {keys_values_of(call, part.layer, scratch, zeroed), saved.activations, saved.inputs, gradients,
+                  scratch.layer, elements<T>(call.gradients), gradient_of(call, scratch, part.layer - 1, weights_too)});
+}
+
+template <class T>
+void CpuStage<T>::complete_layer(const SliceCall& call, int layer, const OpScratch& scratch) const {
+  const Kept saved = kept(call, layer);
+  layer_of(call, layer, scratch)
+      .complete_forward({keys_values_of(call, layer, scratch, nullptr), saved.activations, saved.inputs, scratch.layer,
+                         input_of(call, layer + 1)});
+}
+
+template <class T>
+void CpuStage<T>::end_parts(SliceCall& call, bool forward) const {
+  Carver<T> carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  if (!forward) return end_gradient(call, scratch, call.output_gradients == nullptr);
+  if (spec_.contents.layers > 0) complete_layer(call, spec_.contents.layers - 1, scratch);
+  end_forward(call, scratch);
 }
 
 template <class T>

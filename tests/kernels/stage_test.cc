@@ -209,6 +209,32 @@ TEST(TensorParallel, GradientsEqualThoseOfOneRank) {
   }
 }
 
+TEST(Parts, EqualWholeOps) {
+  for (TrainingCase training : all_models()) {
+    const Matrices weights = random_matrices(training.model, 3);
+    for (const int ranks : {1, 2}) {
+      for (const std::vector<std::int64_t>& slices : {std::vector<std::int64_t>{13}, {6, 7}}) {
+        for (const TrainingCase::Backward backward : {TrainingCase::Backward::whole, TrainingCase::Backward::late}) {
+          SCOPED_TRACE(testing::Message()
+                       << training.model.name << ", " << ranks << " ranks, " << slices.size() << " slices");
+          training.tensor_parallel = ranks;
+          training.expert_parallel = training.model.has_experts() ? ranks : 1;
+          training.slices = slices;
+          training.backward = backward;
+          training.in_parts = false;
+          const TrainingResult whole = run(training, weights);
+          training.in_parts = true;
+          const TrainingResult parts = run(training, weights);
+          expect_same_bits(parts, whole);
+          if (ranks == 1) {
+            EXPECT_EQ(parts.allocations, 0);
+          }
+        }
+      }
+    }
+  }
+}
+
 // All logits are equal without a router: experts 0 and 1 are chosen for all tokens, on one of the ranks.
 TEST(Experts, TiesAreBrokenByLowerIndex) {
   for (TrainingCase training : all_models()) {

@@ -180,14 +180,46 @@ class Rank {
     loss_ += call.call.loss;
     recompute_ns_ += call.call.recompute_ns;
   }
+  // Weight gradients of experts run before attention, as in the weave `dualpipe`.
+  static void run_in_parts(const Stage& stage, SliceCall& call, bool forward) {
+    using Pass = PartPass;
+    const int layers = stage.spec().contents.layers;
+    stage.begin_parts(call, forward);
+    for (int i = 0; i < layers; ++i) {
+      if (forward) {
+        for (const LayerPart part :
+             {LayerPart::attention, LayerPart::dispatch, LayerPart::experts, LayerPart::combine}) {
+          stage.run_part(call, {Pass::forward, part, i});
+        }
+        continue;
+      }
+      const int layer = layers - 1 - i;
+      for (const LayerPart part : {LayerPart::combine, LayerPart::experts, LayerPart::dispatch}) {
+        stage.run_part(call, {Pass::input_gradient, part, layer});
+      }
+      const bool whole = call.output_gradients == nullptr;
+      if (whole) stage.run_part(call, {Pass::weight_gradient, LayerPart::experts, layer});
+      stage.run_part(call, {Pass::input_gradient, LayerPart::attention, layer});
+      if (whole) stage.run_part(call, {Pass::weight_gradient, LayerPart::attention, layer});
+    }
+    stage.end_parts(call, forward);
+  }
+
   void forward(int m, std::size_t k) {
     for (std::size_t s = 0; s < states_.size(); ++s) {
+      if (training_.in_parts) {
+        counted(s, m, k, [](const Stage& stage, SliceCall& call) { run_in_parts(stage, call, true); });
+        continue;
+      }
       counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.forward(call); });
     }
   }
   void backward(int m, std::size_t k) {
     for (std::size_t s = states_.size(); s-- > 0;) {
-      if (training_.backward == TrainingCase::Backward::whole) {
+      if (training_.in_parts) {
+        counted(s, m, k, [](const Stage& stage, SliceCall& call) { run_in_parts(stage, call, false); });
+        if (training_.backward == TrainingCase::Backward::split) weight(s, m, k);
+      } else if (training_.backward == TrainingCase::Backward::whole) {
         counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.backward(call); });
       } else {
         counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });

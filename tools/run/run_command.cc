@@ -158,13 +158,13 @@ void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingR
   const auto memory = memory_over_time(plan.graph(), timeline, true);
   TraceOptions trace;
   // A part occurs once per layer and pass.
-  std::map<std::tuple<VertexId, LayerPart, bool>, int> layers;
+  std::map<std::tuple<VertexId, LayerPart, PartPass>, int> layers;
   for (const VertexPart& part : measured_parts(plan.graph(), report.runs.back().clocks)) {
     const PartTime& time = part.time;
     trace.parts.push_back({.vertex = part.vertex,
                            .rank = plan.graph().rank_of(part.vertex),
-                           .part = {time.part, time.forward ? OpKind::F : OpKind::B},
-                           .layer = layers[{part.vertex, time.part, time.forward}]++,
+                           .part = {time.part, time.pass == PartPass::forward ? OpKind::F : OpKind::B},
+                           .layer = layers[{part.vertex, time.part, time.pass}]++,
                            .start = Duration(time.start_ns),
                            .end = Duration(time.end_ns)});
   }
