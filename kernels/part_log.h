@@ -18,6 +18,7 @@ enum class PartPass : std::uint8_t { forward, input_gradient, weight_gradient };
 struct PartTime {
   LayerPart part = LayerPart::attention;
   PartPass pass = PartPass::forward;
+  int layer = 0;              // of the stage, from 0, in the order of the pass: in a backward, 0 is the last
   std::int64_t start_ns = 0;  // steady_clock
   std::int64_t end_ns = 0;
 };
@@ -26,14 +27,15 @@ struct PartTime {
 class PartLog {
  public:
   explicit PartLog(std::size_t most) : most_(most) { times_.reserve(most); }
-  void begin(PartPass pass) {
+  void begin(PartPass pass, int layer) {
     pass_ = pass;
+    layer_ = layer;
     start_ns_ = now();
   }
   // Ends a part, which began at the last call of `begin` or `end`.
   void end(LayerPart part) {
     const std::int64_t end_ns = now();
-    if (times_.size() < most_) times_.push_back({part, pass_, start_ns_, end_ns});
+    if (times_.size() < most_) times_.push_back({part, pass_, layer_, start_ns_, end_ns});
     start_ns_ = end_ns;
   }
   void clear() { times_.clear(); }
@@ -47,6 +49,7 @@ class PartLog {
 
   std::size_t most_;
   PartPass pass_ = PartPass::forward;
+  int layer_ = 0;
   std::int64_t start_ns_ = 0;
   std::vector<PartTime> times_;
 };

@@ -200,7 +200,7 @@ class Stage {
   // Parts of F: by layer, ascending, attention, dispatch, experts and combine. Parts of B and I: by layer, descending,
   // combine, experts, dispatch and attention of the input gradient. B has two more per layer, before the next layer:
   // the weight gradients of experts and of attention, after the input gradient of the same part. In a dense layer,
-  // `experts` is the MLP, and dispatch and combine do nothing. Dispatch and combine only copy rows and exchange them
+  // attention is the whole layer, and the other parts do nothing. Dispatch and combine only copy rows and exchange them
   // over call.experts: another thread may run them, concurrently with all parts that do not need their result: those of
   // the other op, and weight gradients. call.scratch is used from begin_parts to end_parts.
   virtual void begin_parts(SliceCall& call, bool forward) const;

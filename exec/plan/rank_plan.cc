@@ -250,8 +250,16 @@ class RankPlanner {
     OutputBuffers buffers;
     for (PlannedStep& step : plan_.steps) {
       if (step.kind == PlannedStep::Kind::send) place_send(step, buffers);
-      for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
+      if (step.kind != PlannedStep::Kind::op) continue;
+      for (int i = 0; i < step.num_ops; ++i) {
         if (step.ops[i].op.op != OpKind::W) place_output(step.ops[i], buffers);
+      }
+      // The ops of a joint block may run concurrently: neither writes its output over the other's input.
+      for (int i = 0; i < step.num_ops; ++i) {
+        const OpPlan& op = step.ops[i];
+        if (op.op.op != OpKind::W && op.receive == kNone && op.input_buffer != kNone) {
+          buffers.idle.push_back(op.input_buffer);
+        }
       }
     }
   }
@@ -285,7 +293,6 @@ class RankPlanner {
         place_sent_output(op, buffers, peer);
       }
     }
-    if (op.receive == kNone && op.input_buffer != kNone) buffers.idle.push_back(op.input_buffer);
   }
 
   void place_sent_output(OpPlan& op, OutputBuffers& buffers, int peer) {

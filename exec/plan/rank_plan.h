@@ -31,6 +31,7 @@ struct PlannedStep {
   VertexId recompute = 0;  // op: the recompute vertex before it, if `recomputes`
   bool recomputes = false;
   int num_ops = 1;                  // op: 2 for a joint vertex
+  bool woven = false;               // op: the parts of both ops interleave (RunSpec::weave)
   std::array<OpPlan, 2> ops;        // op
   int send = kNone;                 // send
   int chunk = 0;                    // optimizer

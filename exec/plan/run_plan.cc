@@ -84,6 +84,9 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   options.recompute = spec_.recompute;
   graph_ = std::make_unique<OpGraph>(lower(schedule_, options));
   ranks_ = plan_ranks(*graph_);
+  for (RankPlan& rank : ranks_) {
+    for (PlannedStep& step : rank.steps) step.woven = is_woven(step);
+  }
   if (on_devices()) check_message_order(*graph_, ranks_);
   for (const RankPlan& rank : ranks_) {
     arenas_.push_back(plan_arena(rank));
@@ -126,6 +129,15 @@ void RunPlan::make_stages() {
   }
 }
 
+// The ops of one microbatch may need each other's results.
+bool RunPlan::is_woven(const PlannedStep& step) const {
+  if (layout_.expert == 1 || on_devices() || spec_.weave.order.empty()) return false;
+  if (step.kind != PlannedStep::Kind::op || step.num_ops < 2 || step.recomputes) return false;
+  const auto has_expert_layers = [&](const OpPlan& op) { return contents_[op.op.stage].expert_layers > 0; };
+  return step.ops[0].op.microbatch != step.ops[1].op.microbatch &&
+         std::any_of(step.ops.begin(), step.ops.end(), has_expert_layers);
+}
+
 ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
   ArenaPlan plan;
   Places places;
@@ -154,6 +166,9 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
   if (on_devices()) rows = sequences_per_replica_ * sequence_length_ * batches();
   plan.tokens = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
   plan.targets = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
+  if (std::any_of(rank.steps.begin(), rank.steps.end(), [](const PlannedStep& step) { return step.woven; })) {
+    plan.second_op = places.next(places.end() - plan.scratch) - plan.scratch;
+  }
   plan.tables = places.next(tables);
   plan.buffers.resize(rank.buffer_bytes.size());
   for (std::size_t i = 0; i < plan.buffers.size(); ++i) {

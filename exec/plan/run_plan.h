@@ -12,6 +12,7 @@
 #include "kernels/stage.h"
 #include "model/graph/op_graph.h"
 #include "model/schedule/schedule.h"
+#include "model/weave/weave.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
@@ -33,6 +34,9 @@ struct RunSpec {
   // With tensor parallelism on devices: each rank sends its shard of the tensor that all of them hold, and the
   // receivers all-gather it (Narayanan et al. 2021, 4.1).
   bool scatter_gather = true;
+  // The order in which the parts of joint blocks interleave with expert parallelism on the CPU and without
+  // recomputation; without parts, and elsewhere, the two ops of a block run one after the other.
+  Weave weave = find_weave("dualpipe");
   double clip_gradients = 0;  // maximum norm of the gradients; 0: no clipping and no norm
   OptimizerStep optimizer;    // number and gradient_scale are set by the run
   std::uint64_t seed = 1;     // of the initial weights
@@ -46,6 +50,9 @@ struct ArenaPlan {
   std::int64_t scratch = 0;
   std::int64_t tokens = 0;  // of one slice; on a device of all units, contiguous
   std::int64_t targets = 0;
+  // Distance from scratch, tokens and targets of the first op of a woven block to those of the second; 0: none is
+  // woven.
+  std::int64_t second_op = 0;
   std::int64_t tables = 0;            // of Stage::fill_tables
   std::vector<std::int64_t> buffers;  // by boundary buffer
   std::int64_t blocks = 0;            // of RankPlan::blocks
@@ -98,6 +105,7 @@ class RunPlan {
 
  private:
   void make_stages();
+  bool is_woven(const PlannedStep& step) const;
   ArenaPlan plan_arena(const RankPlan& rank) const;
 
   RunSpec spec_;

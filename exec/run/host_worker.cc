@@ -19,7 +19,7 @@ namespace sluice::exec {
 namespace {
 
 constexpr int kHostTensorGroup = 1;
-constexpr int kExpertGroup = 2;  // on the channel of tensor groups
+constexpr int kExpertGroup = 2;  // on the channel of tensor groups; of woven blocks on its own
 constexpr int kDataGroup = 1;
 constexpr int kExpertDataGroup = 2;
 constexpr int kFirstSharedGroup = 3;
@@ -44,19 +44,38 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
       if (rank_.steps[i].vertex == collective.after) wakes_collectives_[i] = 1;
     }
   }
+  make_programs();
   make_groups();
   // Touched now, so that running out of memory shows before the first op.
   const std::size_t bytes = std::max<std::size_t>(to_size(arena_plan_.total_bytes), kBufferAlignment);
   arena_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBufferAlignment}));
   std::memset(arena_, 0, bytes);
   if (!rank_.collectives.empty()) collective_thread_ = std::thread([this] { collective_loop(); });
+  if (woven_experts_ != nullptr) lane_ = std::make_unique<ExchangeLane>(4 * to_size(plan.spec().model.layers));
 }
 
 HostWorker::~HostWorker() {
+  lane_.reset();
   leaving_.store(true);
   transport_.wake(Channel::collective);
   if (collective_thread_.joinable()) collective_thread_.join();
   ::operator delete (arena_, std::align_val_t{kBufferAlignment});
+}
+
+void HostWorker::make_programs() {
+  program_of_.assign(rank_.steps.size(), kNone);
+  std::map<std::array<int, 4>, int> known;  // by stages and kinds of both ops
+  for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
+    const PlannedStep& step = rank_.steps[i];
+    if (!step.woven) continue;
+    const auto& [first, second] = step.ops;
+    const auto block_op = [&](const OpPlan& op) { return BlockOp{op.op.op, plan_.contents()[op.op.stage]}; };
+    const auto [found, added] = known.try_emplace(
+        {first.op.stage, static_cast<int>(first.op.op), second.op.stage, static_cast<int>(second.op.op)},
+        static_cast<int>(programs_.size()));
+    if (added) programs_.push_back(woven_steps(plan_.spec().weave, {block_op(first), block_op(second)}));
+    program_of_[i] = found->second;
+  }
 }
 
 // Every worker numbers the groups in the order of the graph, which distinguishes their messages.
@@ -135,8 +154,11 @@ void HostWorker::make_expert_groups(const MakeGroup& make_group) {
   expert_data_ = make_group(std::move(replicas), kExpertDataGroup);
   if (layout.expert == 1) return;
   // Of each expert at most one block is sent to its rank, and one received from every rank for the experts of this one.
-  experts_ = std::make_unique<ExpertExchange>(transport_, Channel::tensor, std::move(group), kExpertGroup,
-                                              2 * to_size(plan_.spec().model.experts.count));
+  const std::size_t most = 2 * to_size(plan_.spec().model.experts.count);
+  if (!programs_.empty()) {
+    woven_experts_ = std::make_unique<ExpertExchange>(transport_, Channel::expert, group, kExpertGroup, most);
+  }
+  experts_ = std::make_unique<ExpertExchange>(transport_, Channel::tensor, std::move(group), kExpertGroup, most);
   experts_->on_wait([this](bool begins) {
     doing(WorkerThread::compute, begins ? Activity::dispatching : Activity::working, running_);
   });
@@ -203,7 +225,9 @@ void HostWorker::run_steps(std::int64_t first_step, std::span<const double> lear
     await(step);
     count_held(i);
     switch (step.kind) {
-      case PlannedStep::Kind::op: run_ops(step); break;
+      case PlannedStep::Kind::op:
+        run_ops(step, program_of_[i] == kNone ? std::span<const WovenStep>() : programs_[to_size(program_of_[i])]);
+        break;
       case PlannedStep::Kind::send: run_send(step); break;
       case PlannedStep::Kind::optimizer: run_optimizer(step); break;
     }
@@ -285,27 +309,23 @@ void HostWorker::count_held(std::size_t step) {
   most_held_ = std::max(most_held_, held);
 }
 
-void HostWorker::run_ops(const PlannedStep& step) {
+void HostWorker::run_ops(const PlannedStep& step, std::span<const WovenStep> woven) {
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
   const FaultAction action = inject(step.vertex, transport_);
   std::int64_t recompute_ns = 0;
+  std::array<SliceCall, 2> calls;
+  if (!woven.empty()) {
+    calls = {call_of(step.ops[0], 0), call_of(step.ops[1], 1)};
+    run_woven(step, woven, calls);
+  }
   for (int i = 0; i < step.num_ops; ++i) {
     const OpPlan& op = step.ops[i];
-    SliceCall call = call_of(op);
-    part_log_.clear();
-    if (plan_.has_experts() && !step.recomputes) call.parts = &part_log_;
-    const std::int64_t start = now_ns();
+    SliceCall& call = calls[i];
     const Stage& stage = stage_of(op.chunk);
-    switch (op.op.op) {
-      case OpKind::F: stage.forward(call); break;
-      case OpKind::I: stage.input_gradient(call); break;
-      case OpKind::W: stage.weight_gradient(call); break;
-      case OpKind::B: stage.backward(call); break;
-    }
-    times_.kernels += now_ns() - start;
-    for (const PartTime& time : part_log_.times()) {
-      if (parts_.size() < kMostParts) parts_.push_back({step.vertex, time});
+    if (woven.empty()) {
+      call = call_of(op, 0);
+      run_op(op, step, call);
     }
     recompute_ns += call.recompute_ns;
     if (op.op.op == OpKind::F) unit_losses_[op.unit] = call.loss;
@@ -323,9 +343,75 @@ void HostWorker::run_ops(const PlannedStep& step) {
   }
 }
 
-SliceCall HostWorker::call_of(const OpPlan& op) {
+void HostWorker::run_op(const OpPlan& op, const PlannedStep& step, SliceCall& call) {
+  part_log_.clear();
+  if (plan_.has_experts() && !step.recomputes) call.parts = &part_log_;
+  const std::int64_t start = now_ns();
+  const Stage& stage = stage_of(op.chunk);
+  switch (op.op.op) {
+    case OpKind::F: stage.forward(call); break;
+    case OpKind::I: stage.input_gradient(call); break;
+    case OpKind::W: stage.weight_gradient(call); break;
+    case OpKind::B: stage.backward(call); break;
+  }
+  times_.kernels += now_ns() - start;
+  for (const PartTime& time : part_log_.times()) keep_part(step.vertex, time);
+}
+
+void HostWorker::keep_part(VertexId vertex, const PartTime& time) {
+  if (parts_.size() < kMostParts) parts_.push_back({vertex, time});
+}
+
+void HostWorker::run_woven(const PlannedStep& step, std::span<const WovenStep> woven, std::array<SliceCall, 2>& calls) {
+  for (SliceCall& call : calls) call.experts = woven_experts_.get();
+  const std::int64_t start = now_ns();
+  const std::size_t kept = parts_.size();
+  lane_->begin_block();
+  try {
+    run_parts(step, woven, calls);
+  } catch (...) {
+    // The exchanges use `calls`: end them.
+    transport_.stop();
+    lane_->abandon();
+    throw;
+  }
+  times_.kernels += now_ns() - start;
+  for (const PartTime& time : lane_->times()) keep_part(step.vertex, time);
+  std::sort(parts_.begin() + static_cast<std::ptrdiff_t>(kept), parts_.end(),
+            [](const VertexPart& a, const VertexPart& b) { return a.time.start_ns < b.time.start_ns; });
+}
+
+void HostWorker::run_parts(const PlannedStep& step, std::span<const WovenStep> woven, std::array<SliceCall, 2>& calls) {
+  const auto stage_at = [&](int op) -> const Stage& { return stage_of(step.ops[op].chunk); };
+  const auto is_forward = [&](int op) { return step.ops[op].op.op == OpKind::F; };
+  int exchanges = 0;
+  for (int op = 0; op < step.num_ops; ++op) stage_at(op).begin_parts(calls[op], is_forward(op));
+  for (const WovenStep& next : woven) {
+    if (next.exchanges) {
+      lane_->start({&stage_at(next.op), &calls[next.op], next.part, next.layer});
+      ++exchanges;
+      continue;
+    }
+    if (next.after != kNone) finish_exchange(next.after);
+    PartTime time{.part = next.part.part, .pass = next.part.pass, .layer = next.layer, .start_ns = now_ns()};
+    stage_at(next.op).run_part(calls[next.op], next.part);
+    time.end_ns = now_ns();
+    keep_part(step.vertex, time);
+  }
+  if (exchanges > 0) finish_exchange(exchanges - 1);
+  for (int op = 0; op < step.num_ops; ++op) stage_at(op).end_parts(calls[op], is_forward(op));
+}
+
+void HostWorker::finish_exchange(int number) {
+  const bool waits = !lane_->is_done(number);
+  if (waits) doing(WorkerThread::compute, Activity::dispatching, running_);
+  lane_->wait(number);
+  if (waits) doing(WorkerThread::compute, Activity::working, running_);
+}
+
+SliceCall HostWorker::call_of(const OpPlan& op, int place) {
   const Schedule& schedule = plan_.schedule();
-  SliceCall call = slice_call(op);
+  SliceCall call = slice_call(op, place);
   call.tensor = tensor_.get();
   call.experts = experts_.get();
   if (begins_backward(op)) {
@@ -336,8 +422,8 @@ SliceCall HostWorker::call_of(const OpPlan& op) {
     }
   }
   if (needs_tokens(op)) {
-    auto* const tokens = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.tokens);
-    auto* const targets = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.targets);
+    auto* const tokens = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.tokens + place * arena_plan_.second_op);
+    auto* const targets = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.targets + place * arena_plan_.second_op);
     const auto rows = to_size(call.shape.rows());
     services_.tokens->fill(first_step_ + op.op.microbatch / schedule.num_microbatches(),
                            plan_.first_sequence(op.op.microbatch, data_rank_), call.shape.sequences, call.shape.context,

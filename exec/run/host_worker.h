@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "exec/plan/woven_steps.h"
+#include "exec/run/exchange_lane.h"
 #include "exec/run/worker.h"
 #include "exec/transport/all_reduce.h"
 #include "exec/transport/expert_exchange.h"
@@ -17,7 +20,8 @@
 
 namespace sluice::exec {
 
-// A worker on the CPU: one thread computes and sends, the other runs collectives.
+// A worker on the CPU: one thread computes and sends, another runs collectives, and with woven blocks a third runs
+// their exchanges.
 class HostWorker final : public Worker {
  public:
   // Throws std::bad_alloc if there is no memory for the arena.
@@ -36,11 +40,16 @@ class HostWorker final : public Worker {
   void await(const PlannedStep& step);
   template <typename Condition>
   void wait_for(VertexId vertex, VertexId waits_for, Condition&& condition);
-  void run_ops(const PlannedStep& step);
+  void run_ops(const PlannedStep& step, std::span<const WovenStep> woven);
+  void run_op(const OpPlan& op, const PlannedStep& step, SliceCall& call);
+  void run_woven(const PlannedStep& step, std::span<const WovenStep> woven, std::array<SliceCall, 2>& calls);
+  void run_parts(const PlannedStep& step, std::span<const WovenStep> woven, std::array<SliceCall, 2>& calls);
+  void finish_exchange(int number);
+  void keep_part(VertexId vertex, const PartTime& time);
   void run_steps(std::int64_t first_step, std::span<const double> learning_rates);
   void run_send(const PlannedStep& step);
   void run_optimizer(const PlannedStep& step);
-  SliceCall call_of(const OpPlan& op);
+  SliceCall call_of(const OpPlan& op, int place);
   void check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const;
   void check_gradients(int chunk, std::byte* gradients, VertexId vertex) const;
   void poison(const Stage& stage, SliceCall& call) const;
@@ -48,6 +57,7 @@ class HostWorker final : public Worker {
   void count_held(std::size_t step);
   void collective_loop();
   void run_collective(const PlannedCollective& collective, AllReduceGroup& group);
+  void make_programs();
   void make_groups();
   template <typename MakeGroup>
   void make_expert_groups(const MakeGroup& make_group);
@@ -55,7 +65,11 @@ class HostWorker final : public Worker {
   Transport& transport_;
   std::unique_ptr<AllReduceGroup> tensor_;   // null without tensor parallelism
   std::unique_ptr<ExpertExchange> experts_;  // null without expert parallelism
-  AllReduceGroup* expert_data_ = nullptr;    // the ranks with the same experts; null without experts
+  // Of woven blocks, if there are any, used by the communication lane.
+  std::unique_ptr<ExpertExchange> woven_experts_;
+  std::vector<std::vector<WovenStep>> programs_;
+  std::vector<int> program_of_;            // by step, of programs_; kNone: not woven
+  AllReduceGroup* expert_data_ = nullptr;  // the ranks with the same experts; null without experts
   std::vector<std::unique_ptr<AllReduceGroup>> groups_;
   std::vector<AllReduceGroup*> group_of_;  // by RankPlan::collectives
   std::vector<Message> sends_;
@@ -79,6 +93,7 @@ class HostWorker final : public Worker {
   std::atomic<bool> leaving_{false};
   std::exception_ptr collective_error_;  // read after joining the thread
   std::thread collective_thread_;
+  std::unique_ptr<ExchangeLane> lane_;  // null without woven blocks
 };
 
 }  // namespace sluice::exec

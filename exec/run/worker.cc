@@ -27,9 +27,12 @@ Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& servic
       unit_losses_(to_size(plan.schedule().num_units()), 0.0),
       losses_(to_size(plan.batches()), 0.0),
       starts_(plan.graph().size(), 0),
-      ends_(plan.graph().size(), 0),
-      keys_values_(to_size(plan.schedule().max_slices())),
-      keys_values_gradients_(to_size(plan.schedule().max_slices())) {}
+      ends_(plan.graph().size(), 0) {
+  for (SliceBlocks& blocks : slices_) {
+    blocks.keys_values.resize(to_size(plan.schedule().max_slices()));
+    blocks.gradients.resize(blocks.keys_values.size());
+  }
+}
 
 const Stage& Worker::stage_of(int chunk) const {
   return plan_.stage(plan_.layout().group_rank(world_rank_), plan_.schedule().stages_of(pipeline_rank_)[chunk]);
@@ -43,7 +46,7 @@ std::byte* Worker::weights(int chunk, std::int64_t version) const {
 
 std::byte* Worker::gradients(int chunk, int buffer) const { return arena_ + arena_plan_.gradients[chunk][buffer]; }
 
-SliceCall Worker::slice_call(const OpPlan& op) {
+SliceCall Worker::slice_call(const OpPlan& op, int place) {
   const Schedule& schedule = plan_.schedule();
   const Stage& stage = stage_of(op.chunk);
   const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
@@ -62,7 +65,7 @@ SliceCall Worker::slice_call(const OpPlan& op) {
           gradients(0, op.chunk == 0 ? op.gradient_buffer : 0) + element * plan_.gradient_element_bytes();
     }
   }
-  call.scratch = arena_ + arena_plan_.scratch;
+  call.scratch = arena_ + arena_plan_.scratch + place * arena_plan_.second_op;
 
   std::byte* const blocks = arena_ + arena_plan_.blocks;
   const std::int64_t units = schedule.num_units();
@@ -72,15 +75,16 @@ SliceCall Worker::slice_call(const OpPlan& op) {
   if (op.op.op == OpKind::I || op.op.op == OpKind::W) call.output_gradients = blocks + own.output_gradients;
   const int slices = op.op.slice + 1;
   const std::int64_t first = op.unit - op.op.slice;
+  SliceBlocks& all = slices_[to_size(place)];
   for (int slice = 0; slice < slices; ++slice) {
     const UnitBlocks& of = rank_.blocks_of(op.chunk, first + slice, units);
-    keys_values_[slice] = blocks + of.keys_values;
-    keys_values_gradients_[slice] = blocks + of.keys_values_gradient;
+    all.keys_values[slice] = blocks + of.keys_values;
+    all.gradients[slice] = blocks + of.keys_values_gradient;
   }
-  call.keys_values = {keys_values_.data(), to_size(slices)};
+  call.keys_values = {all.keys_values.data(), to_size(slices)};
   call.slice_tokens = {shape.slice_lengths.data(), to_size(slices)};
   if (op.op.op == OpKind::B || op.op.op == OpKind::I) {
-    call.keys_values_gradient = {keys_values_gradients_.data(), to_size(slices)};
+    call.keys_values_gradient = {all.gradients.data(), to_size(slices)};
   }
   const std::byte* const in = op.input_buffer == kNone ? nullptr : buffer(op.input_buffer);
   std::byte* const out = op.output_buffer == kNone ? nullptr : buffer(op.output_buffer);

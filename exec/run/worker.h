@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -125,8 +126,9 @@ class Worker {
   std::byte* gradients(int chunk, int buffer) const;
   std::byte* optimizer_state(int chunk) const { return arena_ + arena_plan_.optimizer_states[chunk]; }
   std::byte* buffer(int i) const { return arena_ + arena_plan_.buffers[i]; }
-  // Returns the arguments of an op, without tokens and targets.
-  SliceCall slice_call(const OpPlan& op);
+  // Returns the arguments of an op, without tokens and targets. `place`: 1 for the second op of a woven block, which
+  // has its own scratch; else 0.
+  SliceCall slice_call(const OpPlan& op, int place = 0);
   // Returns whether the op is the first backward of its microbatch; before it the gradients of all keys and values are
   // zeroed.
   bool begins_backward(const OpPlan& op) const;
@@ -174,8 +176,11 @@ class Worker {
   WorkerTimes times_;
 
  private:
-  std::vector<std::byte*> keys_values_;  // of the slices of one microbatch
-  std::vector<std::byte*> keys_values_gradients_;
+  struct SliceBlocks {
+    std::vector<std::byte*> keys_values;  // of the slices of one microbatch
+    std::vector<std::byte*> gradients;
+  };
+  std::array<SliceBlocks, 2> slices_;  // by place
 };
 
 // Creates a worker on the CPU, or on services.device for a plan for devices. Throws std::bad_alloc or DoesNotFit if

@@ -14,8 +14,8 @@
 namespace sluice::exec {
 
 // Purposes of messages. Channels are independent: messages of one channel never wait for those of another.
-enum class Channel : std::uint8_t { transfer, tensor, collective, control };
-inline constexpr int kNumChannels = 4;
+enum class Channel : std::uint8_t { transfer, tensor, collective, control, expert };
+inline constexpr int kNumChannels = 5;
 
 // One message. The owner keeps it and its buffer in place until it is done.
 struct Message {
@@ -38,8 +38,8 @@ class Stopped : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Connects one worker to the others. Nothing is buffered: a send is done when its receive has the bytes. Two threads of
-// a worker may use it concurrently on different channels.
+// Connects one worker to the others. Nothing is buffered: a send is done when its receive has the bytes. The threads
+// of a worker may use it concurrently on different channels.
 class Transport {
  public:
   static constexpr int kRoot = 0;  // the rank of gather and broadcast

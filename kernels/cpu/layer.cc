@@ -107,18 +107,17 @@ void Layer<T>::mlp_forward(const Forward& pass) const {
 template <class T>
 void Layer<T>::forward_part(LayerPart part, const Forward& pass) const {
   const auto& [keys_values, kept, inputs, scratch, out] = pass;
-  const bool has_experts = kind == LayerKind::experts;
+  if (kind == LayerKind::dense) {
+    if (part != LayerPart::attention) return;
+    attention_forward(pass);
+    return mlp_forward(pass);
+  }
   switch (part) {
     case LayerPart::attention: return attention_forward(pass);
-    case LayerPart::dispatch:
-      if (has_experts) expert_mlp().dispatch(inputs.up, kept.experts, inputs.experts, scratch.experts);
-      return;
+    case LayerPart::dispatch: return expert_mlp().dispatch(inputs.up, kept.experts, inputs.experts, scratch.experts);
     case LayerPart::experts:
-      if (!has_experts) return mlp_forward(pass);
       return expert_mlp().run_experts(inputs.up, kept.experts, inputs.experts, scratch.experts, out);
-    case LayerPart::combine:
-      if (has_experts) expert_mlp().combine(kept.experts, scratch.experts);
-      return;
+    case LayerPart::combine: return expert_mlp().combine(kept.experts, scratch.experts);
   }
 }
 
@@ -131,7 +130,6 @@ void Layer<T>::complete_forward(const Forward& pass) const {
 
 template <class T>
 void Layer<T>::forward(const Forward& pass) const {
-  if (parts != nullptr) parts->begin(PartPass::forward);
   for (const LayerPart part : {LayerPart::attention, LayerPart::dispatch, LayerPart::experts}) {
     forward_part(part, pass);
     end(part);
@@ -205,27 +203,24 @@ void Layer<T>::attention_input_gradient(const Backward& pass) const {
 template <class T>
 void Layer<T>::input_gradient_part(LayerPart part, const Backward& pass) const {
   const auto& [keys_values, kept, inputs, gradients, scratch, weight_gradients, out] = pass;
-  const bool has_experts = kind == LayerKind::experts;
+  if (kind == LayerKind::dense) {
+    if (part != LayerPart::attention) return;
+    mlp_input_gradient(pass);
+    return attention_input_gradient(pass);
+  }
   switch (part) {
     case LayerPart::attention: return attention_input_gradient(pass);
-    case LayerPart::dispatch:
-      if (has_experts) expert_mlp().dispatch_gradient(kept.experts, scratch.experts);
-      return;
+    case LayerPart::dispatch: return expert_mlp().dispatch_gradient(kept.experts, scratch.experts);
     case LayerPart::experts:
-      if (!has_experts) return mlp_input_gradient(pass);
       return expert_mlp().experts_gradient(gradients.down, kept.experts, inputs.experts, gradients.experts,
                                            scratch.experts, scratch.hidden);
     case LayerPart::combine:
-      if (has_experts) {
-        expert_mlp().combine_gradient(gradients.down, kept.experts, gradients.experts, scratch.experts);
-      }
-      return;
+      return expert_mlp().combine_gradient(gradients.down, kept.experts, gradients.experts, scratch.experts);
   }
 }
 
 template <class T>
 void Layer<T>::input_gradient(const Backward& pass) const {
-  if (parts != nullptr) parts->begin(PartPass::input_gradient);
   for (const LayerPart part : {LayerPart::combine, LayerPart::experts, LayerPart::dispatch, LayerPart::attention}) {
     input_gradient_part(part, pass);
     end(part);
@@ -239,18 +234,15 @@ void Layer<T>::weight_gradient_part(LayerPart part, const LayerInputs<T>& inputs
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
   const std::int64_t all = sizes.qkv_width;
-  if (part == LayerPart::attention) {
-    gemm_tn<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
-    gemm_tn<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
-    if (kind == LayerKind::experts) {
-      expert_mlp().router_weight_gradient(inputs.up, gradients.experts, weight_gradients);
-    }
-    return;
+  if (part == LayerPart::experts && kind == LayerKind::experts) {
+    return expert_mlp().experts_weight_gradient(inputs.up, gradients.down, inputs.experts, gradients.experts,
+                                                weight_gradients);
   }
+  if (part != LayerPart::attention) return;
+  gemm_tn<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
+  gemm_tn<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
   if (kind == LayerKind::experts) {
-    expert_mlp().experts_weight_gradient(inputs.up, gradients.down, inputs.experts, gradients.experts,
-                                         weight_gradients);
-    return;
+    return expert_mlp().router_weight_gradient(inputs.up, gradients.experts, weight_gradients);
   }
   gemm_tn<T>(sizes.up_width, h, n, gradients.up, sizes.up_width, inputs.up, h, weight_gradients + at.up, h);
   gemm_tn<T>(h, sizes.ffn, n, gradients.down, h, inputs.down, sizes.ffn, weight_gradients + at.down, sizes.ffn);

@@ -475,6 +475,7 @@ void CpuStage<T>::forward(SliceCall& call) const {
       layer = scratch.kinds[static_cast<std::size_t>(kind_of(i))].recomputed;
       layer.activations.input = input;
     }
+    if (call.parts != nullptr) call.parts->begin(PartPass::forward, i);
     layer_of(call, i, scratch)
         .forward({keys_values_of(call, i, scratch, nullptr), layer.activations, layer.inputs, scratch.layer,
                   input_of(call, i + 1)});
@@ -503,6 +504,7 @@ void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
       layer.forward({keys_values, saved.activations, saved.inputs, scratch.layer, nullptr});
       call.recompute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
     }
+    if (call.parts != nullptr) call.parts->begin(PartPass::input_gradient, spec_.contents.layers - 1 - i);
     layer.input_gradient({keys_values, saved.activations, saved.inputs, gradients, scratch.layer,
                           elements<T>(call.gradients), gradient_of(call, scratch, i - 1, weights_too)});
     if (weights_too) layer.weight_gradient(saved.inputs, gradients, elements<T>(call.gradients));
