@@ -28,7 +28,10 @@ struct WovenStep {
 // Returns the parts of an F and of a B or I in the order of `weave`: layer i of both, each in the order of its pass,
 // then the layers that only one of them has (weave_block predicts the same order). The weight gradients of a B follow
 // their input gradients if the weave does not have them; an I has none. Dense layers have one part per pass, attention.
-// Steps without `exchanges` run in this order on the compute lane, and exchanges in this order on the other.
+// Steps without `exchanges` keep the order of the weave, and so do exchanges among themselves; an exchange is listed
+// directly after the step and the exchange that it waits for. As in weave_block, an exchange waits for the previous
+// part of its pass, and here also for the weight gradients of the experts of the layer before, whose buffers it
+// overwrites.
 std::vector<WovenStep> woven_steps(const Weave& weave, const std::array<BlockOp, 2>& ops);
 
 }  // namespace sluice::exec

@@ -18,7 +18,7 @@ namespace {
 
 // By FaultKind.
 const std::vector<std::string>& kinds() {
-  static const std::vector<std::string> names = {"delay", "drop", "kill", "stop", "nan"};
+  static const std::vector<std::string> names = {"delay", "drop", "kill", "stop", "nan", "latency"};
   return names;
 }
 
@@ -53,7 +53,7 @@ class Parser {
     const std::string kind(text_.substr(0, colon));
     const auto found = std::find(kinds().begin(), kinds().end(), kind);
     if (found == kinds().end()) {
-      fail(fmt::format("expected delay, drop, kill, stop or nan before the colon, got '{}'{}", kind,
+      fail(fmt::format("expected delay, drop, kill, stop, nan or latency before the colon, got '{}'{}", kind,
                        did_you_mean(kind, kinds())));
     }
     fault_.kind = static_cast<FaultKind>(found - kinds().begin());
@@ -132,12 +132,16 @@ class Parser {
   }
 
   void check() const {
-    const bool delay = fault_.kind == FaultKind::delay;
-    if (delay && fault_.delay.count() == 0) fail("a delay needs a duration: expected seconds=, got none");
-    if (!delay && fault_.delay.count() != 0) fail("seconds: only a delay has a duration");
+    const bool latency = fault_.kind == FaultKind::latency;
+    const bool lasts = latency || fault_.kind == FaultKind::delay;
+    if (lasts && fault_.delay.count() == 0) {
+      fail(fmt::format("a {} needs a duration: expected seconds=, got none", latency ? "latency" : "delay"));
+    }
+    if (!lasts && fault_.delay.count() != 0) fail("seconds: only a delay and a latency have a duration");
     const bool compute = !fault_.vertex || fault_.vertex == VertexKind::compute;
     const bool message = compute && (!fault_.vertex || fault_.op != OpKind::W);
     if (fault_.kind == FaultKind::drop && !message) fail("op: expected F, B or I, whose result is sent");
+    if (latency && !message) fail("op: expected F, B or I, which exchange tokens of experts");
     if (!compute && (fault_.microbatch || fault_.slice))
       fail("op: optimizer steps and collectives have no microbatch and no slice");
   }
@@ -162,6 +166,9 @@ FaultPlan::FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners
     };
     if (fault.rank && *fault.rank >= std::ssize(owners)) {
       refuse(fmt::format("rank: expected a world rank below {}, got {}", owners.size(), *fault.rank));
+    }
+    if (fault.kind == FaultKind::latency && owners.front().expert_ranks < 2) {
+      refuse("expected experts distributed over several ranks (--ep)");
     }
     if (fault.step && (*fault.step < 1 || *fault.step > steps)) {
       refuse(fmt::format("step: expected 1 to {}, the last step of the run, got {}", steps, *fault.step));
@@ -215,6 +222,7 @@ FaultAction FaultPlan::at(int world_rank, int step, VertexId v) const {
       case FaultKind::kill: action.kill = true; break;
       case FaultKind::stop: action.stop = true; break;
       case FaultKind::nan: action.poison = true; break;
+      case FaultKind::latency: action.latency += fault.delay; break;
     }
   }
   return action;

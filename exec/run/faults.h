@@ -16,11 +16,12 @@
 namespace sluice::exec {
 
 enum class FaultKind : std::uint8_t {
-  delay,  // the op takes longer
-  drop,   // the message is not sent, but its sender continues
-  kill,   // SIGKILL to the own process inside the op
-  stop,   // the worker hangs in the op until it is aborted
-  nan,    // the output of the op, or the gradients that an optimizer step or a collective reads, become NaN
+  delay,    // the op takes longer
+  drop,     // the message is not sent, but its sender continues
+  kill,     // SIGKILL to the own process inside the op
+  stop,     // the worker hangs in the op until it is aborted
+  nan,      // the output of the op, or the gradients that an optimizer step or a collective reads, become NaN
+  latency,  // every exchange of tokens of experts in the op takes longer
 };
 
 // One `--fault`. Unset fields match everything; the fault is injected at every matching op.
@@ -35,19 +36,21 @@ struct Fault {
   std::optional<int> microbatch;
   std::optional<int> slice;
   std::optional<int> step;  // of training, from 1 as in the log
-  Duration delay{0};
-  std::string text;  // as given
+  Duration delay{0};        // of a delay or latency
+  std::string text;         // as given
 };
 
-// Parses "delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2". Kinds: delay, drop, kill, stop, nan. Keys: rank, op (F, B,
-// I, W, optimizer, gradient-reduce, replica-reduce, tied-embedding, global-norm, parameter-gather), stage, mb, slice,
-// step, and seconds (required for a delay). A drop needs F, B or I, whose result is sent.
-// Default op: any of F, B, I and W. Throws InputError "--fault 'text': rule, got value".
+// Parses "delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2". Kinds: delay, drop, kill, stop, nan, latency. Keys: rank,
+// op (F, B, I, W, optimizer, gradient-reduce, replica-reduce, tied-embedding, global-norm, parameter-gather), stage,
+// mb, slice, step, and seconds (required for a delay and a latency). A drop needs F, B or I, whose result is sent; so
+// does a latency, because W exchanges nothing. Default op: any of F, B, I and W. Throws InputError "--fault 'text':
+// rule, got value".
 Fault parse_fault(std::string_view text);
 
 // The faults to inject at a vertex.
 struct FaultAction {
   Duration delay{0};
+  Duration latency{0};
   bool drop = false;
   bool kill = false;
   bool stop = false;
@@ -60,7 +63,8 @@ struct FaultAction {
 class FaultPlan {
  public:
   // `owners` by world rank; `graph` outlives this. `announce` is called with a sentence before a process is killed.
-  // Throws InputError for a fault that matches no op of the first `steps` steps.
+  // Throws InputError for a fault that matches no op of the first `steps` steps, and for a latency without expert
+  // parallelism.
   FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners, int steps, std::vector<Fault> faults,
             std::function<void(const std::string&)> announce = {});
 

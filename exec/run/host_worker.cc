@@ -313,6 +313,9 @@ void HostWorker::run_ops(const PlannedStep& step, std::span<const WovenStep> wov
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
   const FaultAction action = inject(step.vertex, transport_);
+  for (ExpertExchange* const experts : {experts_.get(), woven_experts_.get()}) {
+    if (experts != nullptr) experts->set_latency(action.latency);
+  }
   std::int64_t recompute_ns = 0;
   std::array<SliceCall, 2> calls;
   if (!woven.empty()) {

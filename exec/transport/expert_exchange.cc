@@ -1,7 +1,11 @@
 #include "exec/transport/expert_exchange.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
+
+#include "exec/steady_clock.h"
 
 namespace sluice::exec {
 namespace {
@@ -43,6 +47,10 @@ void ExpertExchange::receive(int rank, std::byte* data, std::int64_t bytes) {
 
 void ExpertExchange::finish() {
   if (notify_) notify_(true);
+  const std::int64_t until = now_ns() + latency_.count();
+  while (latency_.count() > 0 && now_ns() < until && !transport_.stopped()) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min<std::int64_t>(until - now_ns(), 1'000'000)));
+  }
   for (std::size_t i = 0; i < in_flight_; ++i) transport_.wait(messages_[i]);
   in_flight_ = 0;
   if (notify_) notify_(false);

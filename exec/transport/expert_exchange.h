@@ -7,6 +7,7 @@
 
 #include "exec/transport/transport.h"
 #include "kernels/collective.h"
+#include "model/units.h"
 
 namespace sluice::exec {
 
@@ -24,6 +25,8 @@ class ExpertExchange : public ExpertGroup {
   void receive(int rank, std::byte* data, std::int64_t bytes) override;
   void finish() override;
 
+  // Makes every exchange, from now on, take this much longer: `finish` begins to wait for messages later.
+  void set_latency(Duration latency) { latency_ = latency; }
   // Sets a function that is called with true when `finish` begins to wait for the others and with false when it is
   // done.
   void on_wait(std::function<void(bool)> notify) { notify_ = std::move(notify); }
@@ -37,6 +40,7 @@ class ExpertExchange : public ExpertGroup {
   int me_ = 0;
   std::int64_t first_id_;
   std::function<void(bool)> notify_;
+  Duration latency_{0};
   std::vector<Message> messages_;
   std::size_t in_flight_ = 0;
   std::vector<std::int64_t> sent_;  // number of messages, by member

@@ -15,6 +15,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -188,6 +189,39 @@ TEST(RunCommand, TracesShowThePartsOfLayersWithExperts) {
   EXPECT_EQ(test::run_sluice({"compare", path, path}).exit_code, 0);  // reads it back
 }
 
+// Every exchange takes 2 ms longer than otherwise, so that there is something to hide.
+TEST(RunCommand, HidesDispatchAndCombineInJointBlocks) {
+  const TemporaryFolder folder;
+  const std::string trace = folder.path("woven.json");
+  const std::string arguments =
+      kExpertRun + "--pp 2 --dp 2 --ep 2 --schedule dualpipe --steps 2 --fault latency:seconds=0.002 ";
+  const json woven = run_json(arguments + "--trace " + trace);
+  const json serial = run_json(arguments + "--joint-overlap none");
+  EXPECT_EQ(losses_of_run(woven), losses_of_run(serial));
+  ASSERT_EQ(woven.at("expert_exchange").size(), 2U);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const json& of_rank = woven.at("expert_exchange").at(rank);
+    EXPECT_GT(of_rank.at("predicted_hidden_s").get<double>(), 0);
+    EXPECT_LT(of_rank.at("predicted_hidden_s").get<double>(), of_rank.at("seconds").get<double>());
+    EXPECT_LE(of_rank.at("hidden_s").get<double>(), of_rank.at("seconds").get<double>());
+    EXPECT_EQ(serial.at("expert_exchange").at(rank).at("hidden_s").get<double>(), 0);
+    EXPECT_EQ(serial.at("expert_exchange").at(rank).at("predicted_hidden_s").get<double>(), 0);
+  }
+  EXPECT_FALSE(run_json(kTinyRun).contains("expert_exchange"));
+  EXPECT_THAT(run(arguments).out, HasSubstr("% hidden (predicted from the measured parts: "));
+
+  // The parts of a block include weight gradients, and dispatch and combine have a track of their own.
+  std::map<std::string, std::set<std::pair<int, int>>> tracks;  // by part: process and track
+  const json document = json::parse(read_file(trace));
+  for (const json& event : document.at("traceEvents")) {
+    if (event.value("cat", "") != "part") continue;
+    tracks[event.at("name").get<std::string>()].emplace(event.at("pid").get<int>(), event.at("tid").get<int>());
+  }
+  EXPECT_EQ(tracks.at("experts(W)"), tracks.at("attention(F)"));
+  EXPECT_EQ(tracks.at("dispatch(B)"), tracks.at("combine(F)"));
+  for (const auto& track : tracks.at("dispatch(F)")) EXPECT_EQ(tracks.at("experts(F)").count(track), 0U);
+}
+
 TEST(RunCommand, ResumesWithTheSameLosses) {
   const TemporaryFolder folder;
   const std::string saved = folder.path("half.safetensors");
@@ -251,7 +285,8 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
         Cut{"--pp 2 --dp 2 --schedule zb-h1 --overlap-grad-reduce", 4},
         Cut{"--pp 2 --dp 2 --ep 2 --schedule zb-h1 --overlap-grad-reduce", 4, true},
         Cut{"--pp 2 --tp 2 --ep 2 --schedule seq1f1b --slice-lengths 11,8,5 --recompute full", 4, true},
-        Cut{"--pp 1 --dp 2 --tp 2 --ep 4", 4, true}}) {
+        Cut{"--pp 1 --dp 2 --tp 2 --ep 4", 4, true}, Cut{"--pp 2 --dp 2 --ep 2 --schedule dualpipe", 4, true},
+        Cut{"--pp 2 --tp 2 --ep 2 --schedule combined-1f1b --vpp 2 --weave whole-backward", 4, true}}) {
     SCOPED_TRACE(cut.flags);
     const std::string arguments = (cut.experts ? kExpertRun : kTinyRun) + "--steps 3 " + cut.flags;
     const std::vector<double> threads = losses_of_run(run_json(arguments + " --checkpoint " + by_threads));
@@ -277,6 +312,13 @@ TEST(RunCommand, InvalidFlagsAreReported) {
   EXPECT_THAT(error(kExpertRun + "--ep 3 --dp 3", 2),
               HasSubstr("experts (4) must be a multiple of the expert-parallel size (3)"));
   EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("unknown flag '--etp'"));
+  EXPECT_THAT(error(kExpertRun + "--weave dualpip", 2), HasSubstr("did you mean 'dualpipe'"));
+  EXPECT_THAT(error(kExpertRun + "--dp 2 --ep 2 --weave search", 2),
+              HasSubstr("runs do not support a weave that is searched (/parallelism/weave)"));
+  EXPECT_THAT(error(kExpertRun + "--joint-overlap all", 2),
+              HasSubstr("runs do not support overlap of the collectives of tensor parallelism"));
+  EXPECT_THAT(error(kExpertRun + "--dp 2 --fault latency:seconds=1", 2),
+              HasSubstr("--fault 'latency:seconds=1': expected experts distributed over several ranks (--ep)"));
   EXPECT_THAT(error(kTinyRun + "--num-experts 4", 2), HasSubstr("experts with biases are not modeled"));
   EXPECT_THAT(error("profile" + kExpertRun.substr(std::string("run").size()), 2),
               HasSubstr("profiles do not support mixture-of-experts layers"));

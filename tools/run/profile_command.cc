@@ -121,7 +121,8 @@ Subcommand add_profile_command(CLI::App& app) {
   command->group("Run and measure");
   command->footer("Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule.");
   const auto options = std::make_shared<ProfileOptions>();
-  options->flags = std::make_unique<RunFlags>(*command);
+  options->flags =
+      std::make_unique<RunFlags>(*command, std::initializer_list<std::string_view>{"--joint-overlap", "--weave"});
   options->profiling.add_to(*command);
   const char* kProfile = "Profile";
   add_output(*command, "-o,--output", options->output, "Write the profile (sluice.profile/1, docs/formats.md)")

@@ -2,21 +2,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "exec/checkpoint/saved_state.h"
+#include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/run/training_run.h"
 #include "exec/watch/recorder_file.h"
@@ -96,6 +96,13 @@ double step_seconds(const TrainingReport& report, double RunReport::*time = &Run
   return upper_median(std::move(seconds));
 }
 
+// Returns the overlap of dispatch and combine in the last run of the graph, by pipeline rank; nothing without expert
+// parallelism.
+std::vector<ExchangeOverlap> last_overlap(const RunPlan& plan, const TrainingReport& report) {
+  if (plan.layout().expert == 1 || report.runs.empty()) return {};
+  return exchange_overlap(plan, report.runs.back().clocks);
+}
+
 OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const std::string& transport) {
   const Schedule& schedule = plan.schedule();
   OrderedJson out = {{"schema", "sluice.run/1"},
@@ -137,6 +144,10 @@ OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const
                               {"waiting_s", static_cast<double>(worker.times.waiting) / 1e9},
                               {"overhead_s", static_cast<double>(worker.times.overhead()) / 1e9}});
   }
+  for (const ExchangeOverlap& rank : last_overlap(plan, report)) {
+    out["expert_exchange"].push_back(
+        {{"seconds", rank.seconds}, {"hidden_s", rank.hidden_s}, {"predicted_hidden_s", rank.predicted_hidden_s}});
+  }
   return out;
 }
 
@@ -150,6 +161,18 @@ void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
       "{}, median {:.1f} ms per step ({:.1f} ms of wall time), {:.0f} tokens/s, peak memory {:.1f} MiB per rank\n",
       counted(steps, "step", "s"), 1e3 * seconds, 1e3 * step_seconds(report, &RunReport::wall_seconds),
       plan.tokens_per_batch() / seconds, static_cast<double>(held) / (1024.0 * 1024.0));
+  ExchangeOverlap sum;
+  const std::vector<ExchangeOverlap> ranks = last_overlap(plan, report);
+  for (const ExchangeOverlap& rank : ranks) {
+    sum.seconds += rank.seconds;
+    sum.hidden_s += rank.hidden_s;
+    sum.predicted_hidden_s += rank.predicted_hidden_s;
+  }
+  if (sum.seconds <= 0) return;
+  fmt::print(
+      "dispatch and combine: {:.1f} ms per rank, {:.1f} % hidden (predicted from the measured parts: {:.1f} %)\n",
+      1e3 * sum.seconds / static_cast<double>(ranks.size()), 100 * sum.hidden_s / sum.seconds,
+      100 * sum.predicted_hidden_s / sum.seconds);
 }
 
 void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
@@ -157,14 +180,13 @@ void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingR
   const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
   const auto memory = memory_over_time(plan.graph(), timeline, true);
   TraceOptions trace;
-  // A part occurs once per layer and pass.
-  std::map<std::tuple<VertexId, LayerPart, PartPass>, int> layers;
+  constexpr std::array kOfPass = {OpKind::F, OpKind::B, OpKind::W};
   for (const VertexPart& part : measured_parts(plan.graph(), report.runs.back().clocks)) {
     const PartTime& time = part.time;
     trace.parts.push_back({.vertex = part.vertex,
                            .rank = plan.graph().rank_of(part.vertex),
-                           .part = {time.part, time.pass == PartPass::forward ? OpKind::F : OpKind::B},
-                           .layer = layers[{part.vertex, time.part, time.pass}]++,
+                           .part = {time.part, kOfPass.at(static_cast<std::size_t>(time.pass))},
+                           .layer = time.layer,
                            .start = Duration(time.start_ns),
                            .end = Duration(time.end_ns)});
   }
@@ -217,7 +239,7 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
   TrainingOptions training;
   training.runs = num_runs(options.steps, plan);
   training.warmup_steps = options.warmup;
-  if (!options.trace.empty()) training.keep_times = KeepTimes::last;
+  if (!options.trace.empty() || plan.layout().expert > 1) training.keep_times = KeepTimes::last;
   for (const std::string& fault : options.faults) training.faults.push_back(parse_fault(fault));
   training.announce_fault = [](const std::string& text) {
     print_message(text);
@@ -389,7 +411,8 @@ Subcommand add_run_command(CLI::App& app) {
       "      --seq-length 256 --pp 4 --microbatches 8\n"
       "  sluice run --num-layers 4 --hidden-size 128 --num-attention-heads 4 --vocab-size 256 \\\n"
       "      --position-embedding-type rope --disable-bias-linear --num-experts 8 --moe-router-topk 2 \\\n"
-      "      --moe-ffn-hidden-size 128 --seq-length 128 --pp 1 --dp 2 --ep 2 --trace experts.json\n\n"
+      "      --moe-ffn-hidden-size 128 --seq-length 128 --pp 2 --dp 2 --ep 2 --schedule dualpipe --trace "
+      "experts.json\n\n"
       "Ranks are threads of this process or, if started by mpirun, srun or (on GPUs) torchrun, processes. The default "
       "is a small built-in GPT on two ranks, with 1F1B and synthetic tokens. Dropout is not applied.");
   command->group("Run and measure");
@@ -443,7 +466,7 @@ Subcommand add_run_command(CLI::App& app) {
       ->check(number_from(0.1, 1e6));
   faults(command->add_option(
              "--fault", options->faults,
-             "Inject a fault: delay, drop, kill, stop or nan, such as "
+             "Inject a fault: delay, drop, kill, stop, nan or latency (of each exchange of tokens of experts), such as "
              "delay:rank=1,op=F,mb=2,step=3,seconds=2; steps count from 1, as in the log; repeatable (default: none)"))
       ->expected(1)
       ->take_all();

@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/family.h"
+#include "model/weave/weave.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -29,8 +30,6 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--cp-comm-type",
                                              "--etp",
                                              "--overlap-param-gather",
-                                             "--joint-overlap",
-                                             "--weave",
                                              "--moe-token-dispatcher",
                                              "--fp8-dispatch",
                                              "--moe-communication-sms",
@@ -138,13 +137,14 @@ struct RunFlags::Values {
   double clip = 1;
 };
 
-RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::make_unique<Values>()) {
+RunFlags::RunFlags(CLI::App& command, std::initializer_list<std::string_view> without)
+    : values_(std::make_unique<Values>()) {
   Values& values = *values_;
   command.add_option("scenario", values.file, "Scenario file (docs/formats.md); flags override its keys");
-  std::vector<std::string_view> without(std::begin(kUnsupported), std::end(kUnsupported));
-  if (own_schedule_flag) without.push_back("--schedule");
+  std::vector<std::string_view> left_out(std::begin(kUnsupported), std::end(kUnsupported));
+  left_out.insert(left_out.end(), without.begin(), without.end());
   ScenarioFlags::add_imports(command, values.file);
-  values.scenario = std::make_unique<ScenarioFlags>(command, without);
+  values.scenario = std::make_unique<ScenarioFlags>(command, left_out);
   describe_run_defaults(command);
   const auto training = [](CLI::Option* option) { return option->group("Training"); };
   training(command.add_option("--precision", values.precision,
@@ -217,6 +217,10 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
          "a distributed optimizer (/parallelism/distributed_optimizer, /parallelism/zero)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
   refuse(scenario.model && scenario.model->mtp_layers > 0, "multi-token prediction (--mtp-num-layers 0 leaves it out)");
+  refuse(training.joint_overlap == Training::JointOverlap::all,
+         "overlap of the collectives of tensor parallelism (/parallelism/joint_overlap)");
+  refuse(training.weave == kSearchedWeave && training.ep > 1,
+         "a weave that is searched (/parallelism/weave): give one that 'sluice weave --weave search' has found");
   refuse(training.recompute_layers > 0, "recomputation of some layers (/parallelism/recompute_layers)");
   refuse(scenario.schedule == kAutomatic, "--schedule auto: write a schedule file with 'sluice schedule auto -o FILE'");
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
@@ -248,6 +252,8 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
   spec.recompute = scenario.training.recompute == Training::Recompute::full;
   spec.overlap_grad_reduce = scenario.training.overlap_grad_reduce;
   spec.scatter_gather = scenario.training.scatter_gather;
+  const bool serial = scenario.training.joint_overlap == Training::JointOverlap::none;
+  spec.weave = serial || scenario.training.weave == kSearchedWeave ? Weave{} : find_weave(scenario.training.weave);
   spec.clip_gradients = is_asynchronous(scenario) ? 0 : values_->clip;
   spec.optimizer.kind = values_->optimizer == "sgd" ? OptimizerStep::Kind::sgd : OptimizerStep::Kind::adam;
   spec.optimizer.learning_rate = values_->learning_rate;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,7 +22,8 @@ class RunFlags {
  public:
   // Adds the flags and a scenario file operand to `command`, without --schedule if the command defines its own. Must
   // outlive the parsing.
-  explicit RunFlags(CLI::App& command, bool own_schedule_flag = false);
+  // Adds the scenario flags except `without`, and those of training.
+  explicit RunFlags(CLI::App& command, std::initializer_list<std::string_view> without = {});
   ~RunFlags();
 
   // Returns the file overridden by the flags, with defaults for what is missing. A non-empty `schedule` replaces

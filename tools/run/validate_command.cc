@@ -241,7 +241,8 @@ Subcommand add_validate_command(CLI::App& app) {
       "Exit codes: 0 within the tolerances, 2 wrong input, 3 not enough memory, 4 invalid schedule, 5 outside the "
       "tolerances, 10 machine busy: no verdict.");
   const auto options = std::make_shared<ValidateOptions>();
-  options->flags = std::make_unique<RunFlags>(*command, true);
+  options->flags = std::make_unique<RunFlags>(
+      *command, std::initializer_list<std::string_view>{"--schedule", "--joint-overlap", "--weave"});
   const auto validation = [](CLI::Option* option) { return option->group("Validation"); };
   validation(command
                  ->add_option("--schedule", options->schedules,

@@ -46,12 +46,13 @@ TEST(Faults, AreParsed) {
   EXPECT_EQ(parse_fault("stop:op=global-norm").collective, CollectiveKind::global_norm);
   EXPECT_EQ(parse_fault("stop:op=parameter-gather").collective, CollectiveKind::parameter_gather);
   EXPECT_EQ(parse_fault("drop:op=I").op, OpKind::I);
+  EXPECT_EQ(parse_fault("latency:seconds=0.5").delay, std::chrono::milliseconds(500));
 }
 
 TEST(Faults, ParseErrorsNameTheKey) {
   EXPECT_EQ(error_of("dealy:rank=1"),
-            "--fault 'dealy:rank=1': expected delay, drop, kill, stop or nan before the colon, got 'dealy'; did you "
-            "mean 'delay'?");
+            "--fault 'dealy:rank=1': expected delay, drop, kill, stop, nan or latency before the colon, got 'dealy'; "
+            "did you mean 'delay'?");
   EXPECT_THAT(error_of(""), HasSubstr("expected delay, drop"));
   EXPECT_THAT(error_of("kill:rnak=1"), HasSubstr("unknown key 'rnak'; did you mean 'rank'?"));
   EXPECT_THAT(error_of("kill:rank"), HasSubstr("expected key=value, got 'rank'"));
@@ -68,7 +69,10 @@ TEST(Faults, ParseErrorsNameTheKey) {
   for (const std::string bad : {"0", "-1", "nan", "inf", "1e7", "two", ""}) {
     EXPECT_THAT(error_of("delay:seconds=" + bad), HasSubstr("seconds: expected a number above 0")) << bad;
   }
-  EXPECT_THAT(error_of("kill:seconds=1"), HasSubstr("seconds: only a delay has a duration"));
+  EXPECT_THAT(error_of("kill:seconds=1"), HasSubstr("seconds: only a delay and a latency have a duration"));
+  EXPECT_THAT(error_of("latency:op=F"), HasSubstr("a latency needs a duration: expected seconds=, got none"));
+  EXPECT_THAT(error_of("latency:op=W,seconds=1"), HasSubstr("op: expected F, B or I, which exchange tokens"));
+  EXPECT_THAT(error_of("latency:op=optimizer,seconds=1"), HasSubstr("op: expected F, B or I, which exchange tokens"));
   EXPECT_THAT(error_of("drop:op=W"), HasSubstr("op: expected F, B or I"));
   EXPECT_THAT(error_of("drop:op=optimizer"), HasSubstr("op: expected F, B or I"));
   EXPECT_THAT(error_of("kill:op=optimizer,mb=1"), HasSubstr("have no microbatch"));

@@ -52,37 +52,50 @@ StageContents experts_after_dense(int dense, int experts) {
   return {.layers = dense + experts, .expert_layers = experts};
 }
 
-// Exchanges in the order of issue: 0 combine(B), 1 dispatch(F), 2 dispatch(B), 3 combine(F).
+// Exchanges in their order: 0 combine(B), 1 dispatch(F), 2 dispatch(B), 3 combine(F), each directly after what it
+// needs.
 TEST(WovenSteps, FollowTheWeaveAndWaitForTheirExchanges) {
   const Weave dualpipe = find_weave("dualpipe");
   const StageContents one = experts_after_dense(0, 1);
   EXPECT_THAT(words_of(woven_steps(dualpipe, {BlockOp{OpKind::F, one}, BlockOp{OpKind::B, one}})),
-              ElementsAre("combine(B)0", "attention(F)0", "experts(B)0 <0", "dispatch(F)0", "dispatch(B)0",
-                          "experts(W)0", "experts(F)0 <1", "attention(B)0 <2", "attention(W)0", "combine(F)0"));
+              ElementsAre("combine(B)0", "attention(F)0", "dispatch(F)0", "experts(B)0 <0", "dispatch(B)0",
+                          "experts(W)0", "experts(F)0 <1", "combine(F)0", "attention(B)0 <2", "attention(W)0"));
   const auto first_half = woven_steps(dualpipe, {BlockOp{OpKind::I, one}, BlockOp{OpKind::F, one}});
-  EXPECT_THAT(words_of(first_half), ElementsAre("combine(B)0", "attention(F)0", "experts(B)0 <0", "dispatch(F)0",
-                                                "dispatch(B)0", "experts(F)0 <1", "attention(B)0 <2", "combine(F)0"));
-  EXPECT_EQ(first_half.front().op, 0);
-  EXPECT_EQ(first_half.back().op, 1);
-  // Without weight gradients in the weave, those of a B follow their input gradients.
+  EXPECT_THAT(words_of(first_half), ElementsAre("combine(B)0", "attention(F)0", "dispatch(F)0", "experts(B)0 <0",
+                                                "dispatch(B)0", "experts(F)0 <1", "combine(F)0", "attention(B)0 <2"));
+  EXPECT_EQ(first_half[0].op, 0);
+  EXPECT_EQ(first_half[1].op, 1);
+  // Without weight gradients in the weave, those of a B are part of their input gradients.
   EXPECT_THAT(words_of(woven_steps(find_weave("whole-backward"), {BlockOp{OpKind::F, one}, BlockOp{OpKind::B, one}})),
-              ElementsAre("combine(B)0", "attention(F)0", "experts(B)0 <0", "experts(W)0", "dispatch(F)0",
-                          "dispatch(B)0", "experts(F)0 <1", "attention(B)0 <2", "attention(W)0", "combine(F)0"));
+              ElementsAre("combine(B)0", "attention(F)0", "dispatch(F)0", "experts(B)0 <0", "experts(W)0",
+                          "dispatch(B)0", "experts(F)0 <1", "combine(F)0", "attention(B)0 <2", "attention(W)0"));
 }
 
 // A backward begins with the last layer of its stage: here with experts, while F begins with a dense one. The result of
-// the first layer's combine(F) is needed by the second layer.
+// the second layer's combine(F) is needed by the third layer.
 TEST(WovenSteps, PairLayersInTheOrderOfTheirPasses) {
   const StageContents forward = experts_after_dense(1, 2);
   const StageContents backward = experts_after_dense(1, 1);
   const auto steps = woven_steps(find_weave("dualpipe"), {BlockOp{OpKind::F, forward}, BlockOp{OpKind::I, backward}});
   EXPECT_THAT(words_of(steps),
               ElementsAre("combine(B)0", "attention(F)0", "experts(B)0 <0", "dispatch(B)0", "attention(B)0 <1",
-                          "attention(F)1", "dispatch(F)1", "experts(F)1 <2", "attention(B)1", "combine(F)1",
+                          "attention(F)1", "dispatch(F)1", "experts(F)1 <2", "combine(F)1", "attention(B)1",
                           "attention(F)2 <3", "dispatch(F)2", "experts(F)2 <4", "combine(F)2"));
   EXPECT_EQ(steps[0].part.layer, 1);
-  EXPECT_EQ(steps[8].part.layer, 0);
+  EXPECT_EQ(steps[9].part.layer, 0);
   EXPECT_THAT(woven_steps(find_weave("dualpipe"), {BlockOp{OpKind::F, {}}, BlockOp{OpKind::B, {}}}), IsEmpty());
+}
+
+// combine(B) of a layer overwrites the gradients that experts(W) of the layer before reads; attention(W) reads others.
+TEST(WovenSteps, KeepGradientsOfExpertsUntilTheyAreRead) {
+  const Weave late = find_weave(
+      "combine(B) experts(B) dispatch(B) attention(B) attention(W) experts(W) attention(F) dispatch(F) experts(F) "
+      "combine(F)");
+  const StageContents two = experts_after_dense(0, 2);
+  EXPECT_THAT(
+      words_of(woven_steps(late, {BlockOp{OpKind::F, {}}, BlockOp{OpKind::B, two}})),
+      ElementsAre("combine(B)0", "experts(B)0 <0", "dispatch(B)0", "attention(B)0 <1", "attention(W)0", "experts(W)0",
+                  "combine(B)1", "experts(B)1 <2", "dispatch(B)1", "attention(B)1 <3", "attention(W)1", "experts(W)1"));
 }
 
 Schedule joint_schedule(const std::string& family, int ranks) {
