@@ -490,6 +490,19 @@ TEST(BrokenRun, FaultsInCollectivesAndAllReducesAreFound) {
       FailureKind::stuck);
 }
 
+// In the block 1F3+0B0 of two ranks with DualPipe, whose communication lane waits for the missing rank.
+TEST(BrokenRun, FaultsInWovenBlocksAreFound) {
+  const FaultyRun dualpipe{.data = 2, .expert = 2, .family = "dualpipe"};
+  EXPECT_EQ(run_with_fault("stop:rank=1,op=B,stage=0,mb=0,step=2",
+                           AllOf(StartsWith("rank 1 (pipeline 0, data 1, tensor 0) has been inside F(stage 1, mb 3)"),
+                                 HasSubstr("rank 0 (pipeline 0, data 0, tensor 0), which exchanges tokens of experts")),
+                           dualpipe),
+            FailureKind::stuck);
+  EXPECT_EQ(run_with_fault("nan:rank=1,op=B,stage=0,mb=0,step=2", HasSubstr("on rank 1 produced a value that is not"),
+                           dualpipe),
+            FailureKind::non_finite);
+}
+
 TEST(BrokenRun, DelayWithinTheDeadlineIsNoFailure) {
   EXPECT_EQ(run_with_fault("delay:rank=0,op=B,mb=1,step=2,seconds=0.2", ""), std::nullopt);
 }

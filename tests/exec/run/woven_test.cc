@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/plan/run_plan.h"
 #include "exec/plan/woven_steps.h"
@@ -194,6 +195,30 @@ TEST(Woven, BlocksAreSerialWithoutExchangesAndWithRecomputation) {
   EXPECT_GT(woven_blocks_in(RunPlan(spec, schedule)), 0);
   spec.expert_parallel = 1;
   EXPECT_EQ(woven_blocks_in(RunPlan(spec, schedule)), 0);
+}
+
+// A block with combine(B) from 0 to 10 ns, beside attention(F) from 0 to 4 and experts(F) from 9 to 12 ns: 5 ns are
+// hidden. In the weave, experts(F) follows experts(B), which waits for combine(B): 4 ns. Outside blocks nothing is
+// hidden.
+TEST(ExchangeOverlap, ComparesTheTimesOfPartsWithTheWeave) {
+  const Schedule schedule = joint_schedule("dualpipe", 2);
+  const RunPlan plan(expert_spec(schedule, true), schedule);
+  std::vector<WorkerClock> clocks(2);
+  const auto& steps = plan.rank(1).steps;
+  const auto block = std::find_if(steps.begin(), steps.end(), [](const PlannedStep& step) { return step.woven; });
+  ASSERT_NE(block, steps.end());
+  const PartTime exchange{.part = LayerPart::combine, .pass = PartPass::input_gradient, .start_ns = 0, .end_ns = 10};
+  const PartTime attention{.part = LayerPart::attention, .pass = PartPass::forward, .start_ns = 0, .end_ns = 4};
+  const PartTime experts{.part = LayerPart::experts, .pass = PartPass::forward, .start_ns = 9, .end_ns = 12};
+  for (const VertexId vertex : {steps.front().vertex, block->vertex}) {
+    for (const PartTime& part : {exchange, attention, experts}) clocks[1].parts.push_back({vertex, part});
+  }
+  const std::vector<ExchangeOverlap> ranks = exchange_overlap(plan, clocks);
+  ASSERT_EQ(ranks.size(), 2U);
+  EXPECT_EQ(ranks[0].seconds, 0);
+  EXPECT_DOUBLE_EQ(ranks[1].seconds, 20e-9);
+  EXPECT_DOUBLE_EQ(ranks[1].hidden_s, 5e-9);
+  EXPECT_DOUBLE_EQ(ranks[1].predicted_hidden_s, 4e-9);
 }
 
 // Counts the messages of the tensor group, which the compute thread sends and receives, before the first exchange of
