@@ -155,7 +155,7 @@ class CpuStage final : public Stage {
   Head carve_head(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const;
   Kept kept(const SliceCall& call, int layer) const;
   Gradients gradients_of(const SliceCall& call, int layer) const;
-  Head head_of(const SliceCall& call) const;
+  Head head_of(const SliceCall& call) const;  // without tensors in a stage without a head
 
   Layer<T> layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
     return {.kind = kind_of(layer),
@@ -276,6 +276,7 @@ auto CpuStage<T>::gradients_of(const SliceCall& call, int layer) const -> Gradie
 
 template <class T>
 auto CpuStage<T>::head_of(const SliceCall& call) const -> Head {
+  if (!spec_.contents.head) return {};
   Carver<T> to_input(call.to_input_gradient);
   Carver<T> to_weight(call.to_weight_gradient);
   for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
@@ -440,7 +441,7 @@ void CpuStage<T>::begin_forward(const SliceCall& call, const OpScratch& scratch)
 
 template <class T>
 void CpuStage<T>::end_forward(SliceCall& call, const OpScratch& scratch) const {
-  if (spec_.contents.head) head_forward(call, head_of(call), scratch);
+  if (const Head head = head_of(call); head.logits != nullptr) head_forward(call, head, scratch);
 }
 
 template <class T>
