@@ -100,6 +100,17 @@ std::string setting_of(const CsvTable& table, int row) {
   return out;
 }
 
+// The table has reserved memory. At the end of a batch, PyTorch's schedules copy the kept logits of all microbatches
+// into one tensor (torch/distributed/pipelining/schedules.py, _merge_outputs); no block that is free by then is as
+// large, so that it adds to what is reserved, whatever has been freed.
+std::int64_t merged_logit_bytes(const Scenario& scenario) {
+  const Training& training = scenario.training;
+  if (training.pp == 1) return 0;
+  const std::int64_t rows =
+      std::int64_t{scenario.microbatches} * training.micro_batch * training.sequence_length / training.cp;
+  return 2 * rows * (padded_vocab(*scenario.model, training.tp) / training.tp);
+}
+
 }  // namespace
 
 TableScore score_torchtitan(const CsvTable& table) {
@@ -114,7 +125,8 @@ TableScore score_torchtitan(const CsvTable& table) {
                                                  to_seconds(prediction.metrics.makespan), "s"},
                                                 scenario));
       if (table.text(row, "peak_mem_GiB").empty()) continue;
-      const auto tensors = static_cast<double>(prediction.fit->needed_bytes - scenario.cluster->gpu.reserved_bytes);
+      const auto tensors = static_cast<double>(prediction.fit->needed_bytes - scenario.cluster->gpu.reserved_bytes +
+                                               merged_logit_bytes(scenario));
       score.comparisons.push_back({"peak memory", table.place(row), setting,
                                    table.number(row, "peak_mem_GiB", 1e-3, 1e6), tensors / (1 << 30), "GiB"});
     } catch (const InputError& error) {

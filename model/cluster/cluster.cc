@@ -202,6 +202,8 @@ Cluster node_from_json(JsonReader reader) {
   node.intra_node = named_or_inline(reader.at("intra_node"), "links/", "link", link_from_json);
   node.inter_node = named_or_inline(reader.at("inter_node"), "links/", "link", link_from_json);
   node.nic_per_gpu = reader.boolean_or("nic_per_gpu", true);
+  node.host_link_bytes_per_s = constant_or(reader, "host_link_bytes_per_s", 1e6, 1e15, 0);
+  node.host_memory_bytes_per_s = constant_or(reader, "host_memory_bytes_per_s", 1e6, 1e15, 0);
   node.host_speed = constant_or(reader, "host_speed", 1e-2, 1e2, 1);
   reader.string_or("source", "");
   reader.finish();

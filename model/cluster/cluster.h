@@ -122,7 +122,11 @@ struct Cluster {
   Link intra_node;
   Link inter_node;
   bool nic_per_gpu = true;  // inter_node is per GPU; otherwise the node's GPUs share it
-  double host_speed = 1;    // of its hosts in launching kernels, relative to a DGX A100
+  // Per GPU while all of the node are busy; 0: not specified. Between a GPU and the memory of its host, in each
+  // direction, and of that memory, reads and writes together.
+  double host_link_bytes_per_s = 0;
+  double host_memory_bytes_per_s = 0;
+  double host_speed = 1;  // of its hosts in launching kernels, relative to a DGX A100
 
   std::int64_t num_gpus() const { return std::int64_t{gpus_per_node} * nodes; }
   // Unless the numbers are specified, sets the number of nodes to what `gpus` GPUs need. If they do not fill whole

@@ -62,6 +62,13 @@ AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vec
     throw InputError(fmt::format("moe_communication_sms: expected less than the {} multiprocessors of {}, got {}",
                                  gpu.num_sms, gpu.name, training_.dispatch_sms()));
   }
+  if (training_.optimizer_offload > 0 &&
+      (cluster_.host_link_bytes_per_s == 0 || cluster_.host_memory_bytes_per_s == 0)) {
+    throw InputError(fmt::format(
+        "optimizer_cpu_offload: {} has no host_link_bytes_per_s and host_memory_bytes_per_s: specify them in a node "
+        "file (docs/formats.md, Cluster files)",
+        cluster_.name));
+  }
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
   }
@@ -389,8 +396,9 @@ double AnalyticCost::optimizer_s(int stage) const {
   // Adam reads and writes the states of a parameter, 12 bytes or less, reads the gradient and writes the 16-bit weight.
   // Before that the norm reads all gradients, and after it they are zeroed.
   const double held = training_.reduces_per_op() || !whole_weights ? mine : count;
-  double bytes = mine * (2 * training_.optimizer_bytes + training_.gradient_bytes + (whole_weights ? 2 : 0)) +
-                 2.0 * training_.gradient_bytes * held;
+  const int adam = 2 * training_.optimizer_bytes + training_.gradient_bytes + (whole_weights ? 2 : 0);
+  const double offloaded = training_.optimizer_offload * mine;
+  double bytes = (mine - offloaded) * adam + 2.0 * training_.gradient_bytes * held;
   // Narrow weights are cast once, to both layouts.
   const PrecisionTraits& traits = traits_of(training_.precision);
   if (traits.narrow() && whole_weights) {
@@ -401,8 +409,19 @@ double AnalyticCost::optimizer_s(int stage) const {
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // per rank
-  return software_.step_s / chunks + bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
-         kKernels * std::max(gpu.kernel_s, host_s(1));
+  const double on_gpu =
+      bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) + kKernels * std::max(gpu.kernel_s, host_s(1));
+  return software_.step_s / chunks + (offloaded > 0 ? with_offload_s(on_gpu, offloaded, adam) : on_gpu);
+}
+
+// Ren et al. 2021 (ZeRO-Offload), section 3: the gradients of `offloaded` parameters go down, the host's Adam reads and
+// writes `adam` bytes for each, and the 16-bit parameters come back; those of ZeRO 3 are sent in 32 bits, cast on the
+// GPU (PyTorch's FSDP). Where the copies overlap, in parts, with the host's work, the longest of them remains.
+double AnalyticCost::with_offload_s(double on_gpu, double offloaded, int adam) const {
+  const double down = offloaded * training_.gradient_bytes / cluster_.host_link_bytes_per_s;
+  const double update = offloaded * adam / cluster_.host_memory_bytes_per_s;
+  const double up = offloaded * (training_.zero_stage() == 3 ? 4 : 2) / cluster_.host_link_bytes_per_s;
+  return training_.overlap_optimizer_offload ? std::max({on_gpu, down, update, up}) : on_gpu + down + update + up;
 }
 
 std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceShape& slice) const {

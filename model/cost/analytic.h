@@ -74,6 +74,7 @@ class AnalyticCost : public CostModel {
   std::optional<double> measured_s(const KernelCall& call) const;
   // The host's time to launch this number of kernels.
   double host_s(int kernels) const;
+  double with_offload_s(double on_gpu, double offloaded, int adam) const;
 
   const StageContents& contents(int stage) const { return stages_[stage]; }
   const Training& training() const { return training_; }

@@ -15,14 +15,15 @@ constexpr double kMaxBytes = 4e18;
 double most_bytes(const StageBytes& bytes, int num_ranks) {
   const double versions = std::max(2, num_ranks);  // of the weights (num_weight_versions)
   return static_cast<double>(bytes.weights) * versions + static_cast<double>(bytes.gradients) +
-         static_cast<double>(bytes.optimizer) + static_cast<double>(bytes.scratch);
+         2 * static_cast<double>(bytes.accumulated_gradients) + static_cast<double>(bytes.optimizer) +
+         static_cast<double>(bytes.scratch);
 }
 
 double most_bytes(const SliceBytes& bytes) {
   double sum = 0;
   for (const std::int64_t part :
        {bytes.activations_to_input_gradient, bytes.activations_to_weight_gradient, bytes.gradients_to_weight_gradient,
-        bytes.keys_values, bytes.keys_values_gradient, bytes.forward_workspace, bytes.backward_workspace,
+        bytes.kept, bytes.keys_values, bytes.keys_values_gradient, bytes.forward_workspace, bytes.backward_workspace,
         bytes.transfer_forward, bytes.transfer_backward}) {
     sum += static_cast<double>(part);
   }

@@ -12,8 +12,10 @@ namespace sluice::model {
 
 // Bytes that one replica of a stage occupies for the whole run, on one device.
 struct StageBytes {
-  std::int64_t weights = 0;  // one version, in the compute precision; with ZeRO 3 the shard, and what stays gathered
-  std::int64_t gradients = 0;
+  std::int64_t weights = 0;    // one version, in the compute precision; with ZeRO 3 the shard, and what stays gathered
+  std::int64_t gradients = 0;  // from the start
+  // Of gradients that are allocated by the first B or W after a reduction, and freed when they have been reduced.
+  std::int64_t accumulated_gradients = 0;
   std::int64_t optimizer = 0;  // master weights and Adam moments (after sharding)
   std::int64_t reduced = 0;    // gradient bytes that data-parallel reduction moves for this stage
   std::int64_t scratch = 0;    // used by its layers one after another; a rank has that of its largest stage
@@ -27,6 +29,7 @@ struct SliceBytes {
   std::int64_t activations_to_weight_gradient = 0;
   std::int64_t gradients_to_weight_gradient =
       0;                                  // output gradients that W needs, from I until W ends (split backward only)
+  std::int64_t kept = 0;                  // activations from F until the end of the batch
   std::int64_t keys_values = 0;           // K and V rows, from F until the input gradient ends
   std::int64_t keys_values_gradient = 0;  // dK/dV rows, accumulated from the I of later slices until this slice's own
   std::int64_t forward_workspace = 0;     // only while F runs (logits, unfused scores)

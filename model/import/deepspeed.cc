@@ -150,17 +150,32 @@ class DeepSpeedReader {
     if (has("zero_optimization")) {
       JsonReader zero = reader_.at("zero_optimization");
       stage_ = zero.integer_or("stage", 0, 3, 0);
-      for (const char* key : {"offload_optimizer", "offload_param"}) {
-        if (!zero.has(key)) continue;
-        JsonReader offload = zero.at(key);
-        const std::string device = offload.string_or("device", "cpu");
-        const char* const rule = "offloading is not modeled: expected \"none\"";
-        if (device != "none") offload.has("device") ? offload.at("device").fail(rule) : offload.fail(rule);
-      }
-      if (zero.boolean_or("cpu_offload", false)) zero.at("cpu_offload").fail("offloading is not modeled");
+      read_offload(zero);
     }
     add("zero-stage", std::to_string(stage_));
     if (has("zero_optimization")) note_zero(document_.at("zero_optimization"));
+  }
+
+  // Optimizer states in host memory; with ZeRO 3 `ratio` of them. The former key is cpu_offload.
+  void read_offload(JsonReader& zero) {
+    bool offloads = zero.boolean_or("cpu_offload", false);
+    if (zero.has("offload_param")) {
+      JsonReader parameters = zero.at("offload_param");
+      const char* const rule = "offloading of parameters is not modeled: expected \"none\"";
+      if (parameters.string_or("device", "cpu") != "none") {
+        parameters.has("device") ? parameters.at("device").fail(rule) : parameters.fail(rule);
+      }
+    }
+    if (zero.has("offload_optimizer")) {
+      JsonReader optimizer = zero.at("offload_optimizer");
+      const std::string device = optimizer.string_or("device", "cpu");
+      if (device != "none" && device != "cpu") {
+        optimizer.at("device").fail("offloading to it is not modeled: expected \"none\" or \"cpu\"");
+      }
+      offloads |= device == "cpu";
+      if (optimizer.number_or("ratio", 0, 1, 1) != 1) optimizer.at("ratio").fail("not modeled: expected 1");
+    }
+    if (offloads) add("optimizer-cpu-offload");
   }
 
   void note_zero(const Json& zero) {

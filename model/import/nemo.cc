@@ -32,6 +32,9 @@ constexpr NemoKey kNemoKeys[] = {
     {"num_layers_in_last_pipeline_stage", "decoder-last-pipeline-num-layers"},
     {"microbatch_group_size_per_vp_stage", "microbatch-group-size-per-virtual-pipeline-stage"},
     {"num_moe_experts", "num-experts"},
+    {"optimizer.optimizer_cpu_offload", "optimizer-cpu-offload"},
+    {"optimizer.optimizer_offload_fraction", "optimizer-offload-fraction"},
+    {"optimizer.overlap_cpu_optimizer_d2h_h2d", "overlap-cpu-optimizer-d2h-h2d"},
     {"encoder_seq_length", "seq-length"},
     {"override_vocab_size", "vocab-size"},
     {"activations_checkpoint_granularity", "recompute-granularity"},
@@ -197,7 +200,6 @@ constexpr std::string_view kNemoNotModeled[] = {"peft*",
                                                 "mixed_precision.first_last_layers_bf16",
                                                 "model.nccl_communicator_config_path",
                                                 "optimizer.use_precision_aware_optimizer",
-                                                "optimizer.optimizer_cpu_offload",
                                                 "optimizer.overlap_param_gather_with_optimizer_step",
                                                 "train.decrease_batch_size_if_needed"};
 

@@ -173,7 +173,11 @@ class TorchtitanImport {
     set("/parallelism/pp", pp_, "parallelism.pipeline_parallel_degree");
     if (cp_ > 1) set("/parallelism/cp", cp_, "parallelism.context_parallel_degree");
     if (ep > 1) set("/parallelism/ep", ep, "parallelism.expert_parallel_degree");
-    if (tp_ > 1) set("/parallelism/sequence_parallel", true, "parallelism.tensor_parallel_degree");
+    if (tp_ > 1) {
+      set("/parallelism/sequence_parallel", true, "parallelism.tensor_parallel_degree");
+      set("/parallelism/gathered_inputs", true, "parallelism.tensor_parallel_degree");
+    }
+    if (pp_ > 1) set("/parallelism/torch_pipelining", true, "parallelism.pipeline_parallel_degree");
     if (shards == 0) fail("parallelism.data_parallel_shard_degree", "expected -1 or a positive number, got 0");
     if (shards > 0) set("/parallelism/dp", dp_ = replicas * shards, "parallelism.data_parallel_replicate_degree");
     read_sharding(replicas, shards);
@@ -192,8 +196,15 @@ class TorchtitanImport {
     if (policy != "default" && policy != "always" && policy != "never") {
       fail(policy_key, fmt::format("expected default, always or never, got '{}'", policy));
     }
-    if (shards == 1 && cp_ == 1) return;
+    const char* const offload_key = "training.enable_cpu_offload";
+    const Json* const offload = value_of(offload_key);
+    const bool offloads = offload != nullptr && *offload == true;
+    if (shards == 1 && cp_ == 1) {
+      if (offloads) not_modeled_.push_back(fmt::format("{} without shards", offload_key));
+      return;
+    }
     set("/parallelism/zero", 3, key);
+    if (offloads) set("/parallelism/optimizer_cpu_offload", true, offload_key);
     if (policy != "default") set("/parallelism/reshard_after_forward", policy == "always", policy_key);
     if (replicas == 1) return;
     if (shards > 0) return set("/parallelism/dp_shard", shards, key);
@@ -357,9 +368,9 @@ class TorchtitanImport {
     };
     if (lists(kTablesWithoutEffect, table) || lists(kKeysWithoutEffect, key)) return;
     constexpr std::string_view kNotModeledTables[] = {"compile", "float8", "mx", "quantize", "experimental"};
-    constexpr std::string_view kNotModeledKeys[] = {
-        "parallelism.enable_compiled_autograd", "parallelism.module_fqns_per_model_part",
-        "parallelism.pipeline_parallel_split_points", "training.enable_cpu_offload", "training.compile"};
+    constexpr std::string_view kNotModeledKeys[] = {"parallelism.enable_compiled_autograd",
+                                                    "parallelism.module_fqns_per_model_part",
+                                                    "parallelism.pipeline_parallel_split_points", "training.compile"};
     const bool off = value == false || value == Json::array() || value == "";
     if (lists(kNotModeledTables, table) || lists(kNotModeledKeys, key)) {
       if (!off) not_modeled_.push_back(key);

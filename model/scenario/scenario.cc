@@ -201,6 +201,9 @@ class Reading {
       object.at("gradient_copy").fail("requires gradient_bytes 4");
     }
     training.optimizer_bytes = whole(object, "optimizer_bytes", 3, 12, 12);
+    read_offload(object);
+    training.torch_pipelining = object.boolean_or("torch_pipelining", false);
+    training.gathered_inputs = object.boolean_or("gathered_inputs", false);
     training.fused_activation = object.boolean_or("fused_activation", true);
     training.narrow_activation_inputs = object.boolean_or("activation_func_fp8_input_store", false);
     read_precision(object);
@@ -324,6 +327,20 @@ class Reading {
     if (!object.has("reshard_after_forward")) return;
     training.reshard_after_forward = object.boolean_or("reshard_after_forward", false);
     if (training.zero_stage() != 3) object.at("reshard_after_forward").fail("requires zero 3");
+  }
+
+  // Optimizer states in host memory.
+  void read_offload(JsonReader& object) {
+    Training& training = scenario_.training;
+    const double fraction = object.number_or("optimizer_offload_fraction", 0, 1, 1);
+    const bool overlapped = object.boolean_or("overlap_cpu_optimizer_d2h_h2d", false);
+    if (!object.boolean_or("optimizer_cpu_offload", false)) return;
+    if (training.zero_stage() == 3 && fraction != 1) {
+      object.at("optimizer_offload_fraction")
+          .fail("expected 1 with zero 3, whose 32-bit parameters are on the host too");
+    }
+    training.optimizer_offload = fraction;
+    training.overlap_optimizer_offload = overlapped;
   }
 
   void read_precision(JsonReader& object) {

@@ -16,16 +16,26 @@ struct Field {
   std::int64_t SliceBytes::*bytes;
   MemoryClass memory_class;
 };
-constexpr std::array<Field, 7> kHeldFields = {{
+constexpr std::array<Field, 8> kHeldFields = {{
     {&SliceBytes::activations_to_input_gradient, MemoryClass::activations},
     {&SliceBytes::activations_to_weight_gradient, MemoryClass::activations},
     {&SliceBytes::gradients_to_weight_gradient, MemoryClass::activations},
+    {&SliceBytes::kept, MemoryClass::activations},
     {&SliceBytes::keys_values, MemoryClass::keys_values},
     {&SliceBytes::keys_values_gradient, MemoryClass::keys_values},
     {&SliceBytes::forward_workspace, MemoryClass::buffers},
     {&SliceBytes::backward_workspace, MemoryClass::buffers},
 }};
-enum HeldField : std::size_t { to_input, to_weight, gradients, pairs, pair_gradients, forward_space, backward_space };
+enum HeldField : std::size_t {
+  to_input,
+  to_weight,
+  gradients,
+  batch,
+  pairs,
+  pair_gradients,
+  forward_space,
+  backward_space
+};
 using Counts = std::array<std::int64_t, kHeldFields.size()>;
 
 struct SliceKey {
@@ -60,7 +70,7 @@ class HeldSlices {
     const std::int64_t running = ended ? 0 : 1;
     Counts& held = counts_[{op.stage, schedule_.shape_index(op.microbatch), op.slice}];
     if (op.op == OpKind::F) {
-      for (const std::size_t field : {to_input, to_weight, pairs}) ++held[field];
+      for (const std::size_t field : {to_input, to_weight, batch, pairs}) ++held[field];
       held[forward_space] += running;
       return;
     }
@@ -144,6 +154,12 @@ HeldList held_until(const OpGraph& graph, const Timeline& timeline, const Footpr
                     Duration until) {
   HeldList out;
   out.add_standing(graph, footprint, rank);
+  for (const GradientSpan& span : gradient_spans(graph, timeline)) {
+    if (span.rank != rank || span.start > time || span.end <= time) continue;
+    out.add({MemoryClass::gradients, span.stage, "weight gradients, until they are reduced",
+             footprint.stage_formula(&StageBytes::accumulated_gradients), 1,
+             graph.stage_bytes(span.stage).accumulated_gradients});
+  }
   const std::span<const MicrobatchShape> shapes = graph.schedule().shapes();
   const HeldSlices slices(graph, timeline, rank, time, until);
   for (const auto& [key, counts] : slices.counts()) {

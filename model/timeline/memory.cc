@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "model/to_size.h"
+
 namespace sluice::model {
 namespace {
 
@@ -16,13 +18,15 @@ struct Delta {
   std::int64_t activations = 0;
   std::int64_t keys_values = 0;
   std::int64_t buffers = 0;
+  std::int64_t gradients = 0;
 
-  std::int64_t sum() const { return activations + keys_values + buffers; }
-  bool any() const { return (activations | keys_values | buffers) != 0; }
+  std::int64_t sum() const { return activations + keys_values + buffers + gradients; }
+  bool any() const { return (activations | keys_values | buffers | gradients) != 0; }
   Delta& operator+=(const Delta& other) {
     activations += other.activations;
     keys_values += other.keys_values;
     buffers += other.buffers;
+    gradients += other.gradients;
     return *this;
   }
 };
@@ -65,6 +69,7 @@ class Account {
     bytes[slot(MemoryClass::activations)] += held.activations;
     bytes[slot(MemoryClass::keys_values)] += held.keys_values;
     bytes[slot(MemoryClass::buffers)] += held.buffers;
+    bytes[slot(MemoryClass::gradients)] += held.gradients;
     return bytes;
   }
 
@@ -156,7 +161,8 @@ class Changes {
     change.start.buffers -= received_by(op);
     switch (op.op) {
       case OpKind::F:
-        change.start.activations += bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
+        change.start.activations +=
+            bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient + bytes.kept;
         change.start.keys_values += bytes.keys_values;
         change.start.buffers += bytes.forward_workspace;
         change.end.buffers -= bytes.forward_workspace;
@@ -212,6 +218,14 @@ struct Served {
 };
 constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
 
+struct Freed {
+  Duration time{};
+  std::int64_t bytes = 0;
+};
+
+// Whether an op adds to the weights' gradients of its stage.
+bool adds_to_gradients(const Vertex& op) { return op.op == OpKind::B || op.op == OpKind::W; }
+
 // `bytes_of` a stage returns its StageBytes.
 template <typename BytesOf>
 BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& bytes_of) {
@@ -233,6 +247,45 @@ BytesByClass standing_by_class(const OpGraph& graph, int rank) {
 }  // namespace
 
 std::int64_t total(const BytesByClass& bytes) { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+
+std::vector<GradientSpan> gradient_spans(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<GradientSpan> out;
+  const Schedule& schedule = graph.schedule();
+  const int stages = schedule.num_stages();
+  bool any = false;
+  for (int stage = 0; graph.has_bytes() && stage < stages; ++stage) {
+    any |= graph.stage_bytes(stage).accumulated_gradients > 0;
+  }
+  if (!any) return out;
+  constexpr std::size_t kClosed = ~std::size_t{0};
+  std::vector<std::size_t> open(to_size(schedule.num_ranks()) * to_size(stages), kClosed);
+  const auto place = [&](int rank, int stage) { return to_size(rank) * to_size(stages) + to_size(stage); };
+  // The ids of a rank's ops are in their order, and that of a reduction follows those of what it reduces.
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    const int rank = graph.rank_of(v);
+    const auto add = [&](const Vertex& op) {
+      if (!adds_to_gradients(op) || graph.stage_bytes(op.stage).accumulated_gradients == 0) return;
+      std::size_t& span = open[place(rank, op.stage)];
+      if (span != kClosed) return;
+      span = out.size();
+      out.push_back({.rank = rank, .stage = op.stage, .start = timeline.end[v]});
+    };
+    if (vertex.kind == VertexKind::collective) {
+      if (graph.collective(vertex).kind != CollectiveKind::gradient_reduce) continue;
+      std::size_t& span = open[place(rank, vertex.stage)];
+      if (span != kClosed) out[span].end = timeline.end[v];
+      span = kClosed;
+    } else if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint) {
+      add(vertex);
+      if (vertex.kind == VertexKind::joint) add(graph.joint_partner(vertex));
+    }
+  }
+  std::stable_sort(out.begin(), out.end(), [](const GradientSpan& a, const GradientSpan& b) {
+    return std::pair(a.rank, a.start) < std::pair(b.rank, b.start);
+  });
+  return out;
+}
 
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples) {
   const int ranks = graph.schedule().num_ranks();
@@ -266,12 +319,22 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
     return std::span<const Served>(by_lane.get() + begin, lane_end[lane] - begin);
   };
+  const std::vector<GradientSpan> spans = gradient_spans(graph, timeline);
+  auto next_span = spans.begin();
   for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<Freed> freed;  // gradients, by time
+    std::size_t next_freed = 0;
     std::vector<std::span<const Served>> inbound;  // still to arrive, by link
     for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
     Account account(standing_by_class(graph, rank), keep_samples);
+    // Frees gradients that have been reduced before `time`.
+    const auto free_reduced = [&](Duration time) {
+      for (; next_freed < freed.size() && freed[next_freed].time < time; ++next_freed) {
+        account.apply(freed[next_freed].time, {.gradients = -freed[next_freed].bytes});
+      }
+    };
     // Receives the transfers that start before `time`, earliest first.
     const auto take_arrivals = [&](Duration time) {
       while (true) {
@@ -282,6 +345,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
           first = link.front().start;
           next = &link;
         }
+        free_reduced(next == nullptr ? time : first + Duration{1});
         if (next == nullptr) return;
         account.apply(first, {.buffers = changes.at(next->front().row).sent});
         *next = next->subspan(1);
@@ -294,7 +358,18 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
       if (change.start.any()) account.apply(op.start, change.start);
       take_arrivals(op.end);
       if (change.end.any()) account.apply(op.end, change.end);
+      for (; next_span != spans.end() && next_span->rank == rank && next_span->start <= op.end; ++next_span) {
+        free_reduced(op.end + Duration{1});
+        const std::int64_t bytes = graph.stage_bytes(next_span->stage).accumulated_gradients;
+        account.apply(op.end, {.gradients = bytes});
+        if (next_span->end == Duration::max()) continue;
+        const Freed reduced{next_span->end, bytes};
+        freed.insert(std::upper_bound(freed.begin() + static_cast<std::ptrdiff_t>(next_freed), freed.end(), reduced,
+                                      [](const Freed& a, const Freed& b) { return a.time < b.time; }),
+                     reduced);
+      }
     }
+    free_reduced(Duration::max());
     out.push_back(account.take());
   }
   return out;

@@ -33,11 +33,24 @@ struct RankMemory {
   std::vector<MemorySample> samples;  // strictly increasing times, one per change; empty unless requested
 };
 
+// The gradients of a stage on a rank that accumulate until they are reduced: from the end of the first B or W after a
+// reduction, which allocates them layer by layer while it frees activations, until the end of the next one
+// (Duration::max() without a reduction).
+struct GradientSpan {
+  int rank = 0;
+  int stage = 0;
+  Duration start{};
+  Duration end = Duration::max();
+};
+
+// Returns them for stages with StageBytes::accumulated_gradients, by rank and start.
+std::vector<GradientSpan> gradient_spans(const OpGraph& graph, const Timeline& timeline);
+
 // Computes the memory of every rank over time. Weights (all stored versions), gradients and optimizer state are
-// allocated from the start; an F allocates its activations, keys and values when it starts; I or B, and W, free what is
-// no longer needed when they end; the buffer of a transfer is allocated at the receiver from its start until the op
-// that reads it starts. At the same instant, ends free before starts allocate, and buffers are received before an op
-// starts.
+// allocated from the start, except gradients that exist in a GradientSpan only; an F allocates its activations, keys
+// and values when it starts; I or B, and W, free what is no longer needed when they end, except what is kept until the
+// end of the batch; the buffer of a transfer is allocated at the receiver from its start until the op that reads it
+// starts. At the same instant, ends free before starts allocate, and buffers are received before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
 
 // Returns a lower bound of each rank's peak from the order of its ops alone, without receive buffers.

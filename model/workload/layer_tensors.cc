@@ -20,6 +20,7 @@ struct TensorSizes {
       : rows(rows_of_slice),
         split(training.sequence_parallel ? training.tp : 1),
         hidden((rows * model.hidden + split - 1) / split),
+        gathered(training.gathered_inputs ? rows * model.hidden : hidden),
         query(rows * model.query_width() / training.tp),
         output(rows * model.value_width() / training.tp),
         heads(std::max<std::int64_t>(1, model.kv_heads / training.tp)),
@@ -29,6 +30,7 @@ struct TensorSizes {
   std::int64_t rows;
   std::int64_t split;  // ranks over which norms and dropout are split
   std::int64_t hidden;
+  std::int64_t gathered;  // inputs of column-parallel layers
   std::int64_t query;
   std::int64_t output;
   std::int64_t heads;  // of keys and values
@@ -70,7 +72,7 @@ class Tensors {
   void attention() {
     const bool latent = model_.has_latent_attention();
     const RecomputeModules projected = latent ? by(up_projection) : kLayer;
-    operand("input of QKV", "p n h / s", to_weight_gradient, s_.hidden, by(norm));
+    operand("input of QKV", gathered_formula(), to_weight_gradient, s_.gathered, by(norm));
     if (latent) latents();
     if (model_.qk_norm && !latent) {
       add("inputs of the QK norms", "2 n (a d + g d) / t", to_input_gradient,
@@ -105,7 +107,7 @@ class Tensors {
 
   void dense() {
     const std::int64_t inputs = model_.mlp_inputs();
-    operand("input of the MLP", "p n h / s", to_weight_gradient, s_.hidden, by(norm));
+    operand("input of the MLP", gathered_formula(), to_weight_gradient, s_.gathered, by(norm));
     add("inputs of the activation", "2 n i f / t, or 1 in 8 bits", to_input_gradient, stored() * inputs * s_.mlp,
         by(mlp));
     if (unfused_gate()) add("output of the gate's activation", "2 n f / t", to_input_gradient, 2 * s_.mlp, by(mlp));
@@ -150,6 +152,7 @@ class Tensors {
 
   // Bytes of an input of the activation.
   std::int64_t stored() const { return training_.narrow_activation_inputs ? 1 : 2; }
+  const char* gathered_formula() const { return training_.gathered_inputs ? "p n h" : "p n h / s"; }
   bool unfused_gate() const { return model_.gated && !training_.fused_activation; }
 
   const Transformer& model_;

@@ -122,9 +122,21 @@ struct Training {
   // Parameters of linear layers are kept and gathered in the 8 bits of `precision`, and there is no 16-bit copy
   // (Megatron-LM's fp8-param-gather).
   bool narrow_parameters = false;
-  int gradient_bytes = 4;        // of a gradient element: 2 or 4
-  bool gradient_copy = false;    // 32-bit gradients are accumulated besides 16-bit ones, which are kept as well
-  int optimizer_bytes = 12;      // of the 32-bit weight and both moments of a parameter, 3 to 12
+  int gradient_bytes = 4;      // of a gradient element: 2 or 4
+  bool gradient_copy = false;  // 32-bit gradients are accumulated besides 16-bit ones, which are kept as well
+  int optimizer_bytes = 12;    // of the 32-bit weight and both moments of a parameter, 3 to 12
+  // Fraction of the optimizer states that are in host memory, where the host updates their parameters (ZeRO-Offload,
+  // Ren et al. 2021; Megatron-LM's optimizer-offload-fraction).
+  double optimizer_offload = 0;
+  // The copies of gradients to the host and of parameters back overlap with its updates and those of the GPU.
+  bool overlap_optimizer_offload = false;
+  // PyTorch's pipeline stages: the last one keeps the 16-bit logits of every microbatch, and each has buffers for what
+  // it receives of every microbatch, until the end of the batch (torch/distributed/pipelining/stage.py: output_chunks,
+  // args_recv_info and grad_recv_info). Without effect on one stage.
+  bool torch_pipelining = false;
+  // With sequence parallelism, the inputs of attention, MLP and head are stored as gathered for their GEMMs (DTensor);
+  // otherwise each rank stores its shard and gathers again for the weight gradients (Megatron-LM).
+  bool gathered_inputs = false;
   bool fused_activation = true;  // the MLP's gate and activation are one kernel, which stores their inputs alone
   // The inputs of the MLP's activation are stored in 8 bits (Megatron-LM's activation-func-fp8-input-store).
   bool narrow_activation_inputs = false;

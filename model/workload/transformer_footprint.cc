@@ -38,6 +38,11 @@ struct SliceSum {
   void push_back(const SliceTensor& tensor) { bytes.*tensor.field += tensor.count * tensor.bytes; }
 };
 
+// The part of `bytes` of optimizer states that is in host memory.
+std::int64_t offloaded_part(const Training& training, std::int64_t bytes) {
+  return static_cast<std::int64_t>(training.optimizer_offload * static_cast<double>(bytes));
+}
+
 // Replaces the tensors of a workspace by this one where it is larger.
 void replace_if_larger(SliceSum& sum, const SliceTensor& tensor) {
   sum.bytes.*tensor.field = std::max(sum.bytes.*tensor.field, tensor.count * tensor.bytes);
@@ -52,11 +57,15 @@ void replace_if_larger(std::vector<SliceTensor>& tensors, const SliceTensor& ten
   tensors.push_back(tensor);
 }
 
-// Adds `count` equal layers, of whose modules those in `again` are recomputed.
+// Adds `layers` equal layers, of whose modules those in `again` are recomputed. The inputs of `received` of them are
+// buffers of what the stage receives.
 template <typename Out>
-void add_layers(Out& out, const LayerTensors& tensors, std::int64_t count, RecomputeModules again, bool sliced) {
+void add_layers(Out& out, const LayerTensors& tensors, std::int64_t layers, RecomputeModules again, bool sliced,
+                std::int64_t received) {
   using Field = std::int64_t SliceBytes::*;
   for (const LayerTensor& tensor : tensors) {
+    const std::int64_t count = &tensor == &tensors.front() ? layers - received : layers;
+    if (count == 0) continue;
     const bool dropped = again.any_of(tensor.recomputed_by);
     // Recomputed operands of weight gradients stay from I to W; the keys and values of a slice are read by later ones.
     Field field = &SliceBytes::activations_to_input_gradient;
@@ -95,6 +104,15 @@ void add_layer_workspace(Out& out, const LayerTensors& tensors, RecomputeModules
 
 }  // namespace
 
+std::int64_t offloaded_bytes(const Transformer& model, const Training& training, const StageContents& contents) {
+  const std::int64_t all = stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
+  const std::int64_t experts = stage_expert_parameters_per_device(model, contents, training.expert_ranks());
+  const bool shards = training.distributed_optimizer;
+  const std::int64_t count =
+      (all - experts) / (shards ? training.shard_ranks() : 1) + experts / (shards ? training.expert_shard_ranks() : 1);
+  return offloaded_part(training, (training.optimizer_bytes + training.gradient_bytes) * count);
+}
+
 TransformerFootprint::TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages,
                                            std::int64_t workspace)
     : model_(std::move(model)), training_(std::move(training)), stages_(std::move(stages)), workspace_(workspace) {
@@ -122,32 +140,47 @@ StageBytes TransformerFootprint::stage(int stage) const {
   bytes.reduced = training_.gradient_bytes * count;
   bytes.gathered = training_.distributed_optimizer ? gathered_parameter_bytes(model_, training_, held) : 0;
   if (training_.reduces_per_op()) bytes.gradients = sharded(held, training_.gradient_bytes);
-  // Between two runs of backwards, the whole gradients of one stage are reduced while those of the next accumulate.
-  if (training_.reduces_runs() && std::ssize(stages_) > std::int64_t{2} * training_.pp) {
-    bytes.scratch += 2 * bytes.gradients;
+  // FSDP allocates whole gradients in the first backward and frees them when they have been reduced to a shard.
+  if (training_.zero_stage() >= 2 && training_.pp > 1) {
+    bytes.accumulated_gradients = bytes.gradients;
     bytes.gradients = sharded(held, training_.gradient_bytes);
   }
   if (training_.zero_stage() == 3) shard_parameters(held, bytes);
   if (training_.zero_stage() > 1) bytes.scratch += unit_bytes(held);
+  if (training_.optimizer_offload > 0) offload_optimizer(held, bytes);
   return bytes;
+}
+
+// With ZeRO 3, the 32-bit parameters are states of the optimizer, and shards of gradients are copied when they have
+// been reduced (PyTorch's CPUOffloadPolicy).
+void TransformerFootprint::offload_optimizer(const StageContents& held, StageBytes& bytes) const {
+  bytes.optimizer -= offloaded_part(training_, bytes.optimizer);
+  if (training_.zero_stage() != 3) return;
+  bytes.weights -= offloaded_part(training_, sharded(held, 4));
+  bytes.gradients = 0;
 }
 
 // As in `stage`.
 std::string TransformerFootprint::stage_formula(std::int64_t StageBytes::*field) const {
   const bool parameters_sharded = training_.zero_stage() == 3;
-  const bool gradients_sharded = training_.reduces_per_op();
+  // What is left of the states of the optimizer.
+  const double left = 1 - training_.optimizer_offload;
   if (field == &StageBytes::weights) {
+    if (parameters_sharded && left == 0) return training_.reshards() ? "0 P" : "2 P";
     if (parameters_sharded) return training_.reshards() ? "4 P / D" : "4 P / D + 2 P";
     return traits_of(training_.precision).narrow() ? "2 P and narrow copies" : "2 P";
   }
   if (field == &StageBytes::gradients) {
     const int bytes = training_.gradient_bytes + (training_.gradient_copy ? 2 : 0);
-    if (!gradients_sharded) return fmt::format("{} P", bytes);
+    if (training_.zero_stage() < 2) return fmt::format("{} P", bytes);
     return fmt::format("{} P / D", parameters_sharded ? 4 : training_.gradient_bytes);
+  }
+  if (field == &StageBytes::accumulated_gradients) {
+    return fmt::format("{} P", training_.gradient_bytes + (training_.gradient_copy ? 2 : 0));
   }
   if (field == &StageBytes::optimizer) {
     const int bytes = training_.optimizer_bytes - (parameters_sharded ? 4 : 0);
-    return fmt::format("{} P{}", bytes, training_.distributed_optimizer ? " / D" : "");
+    return fmt::format("{:.4g} P{}", left * bytes, training_.distributed_optimizer ? " / D" : "");
   }
   return "";
 }
@@ -248,7 +281,10 @@ void TransformerFootprint::add_head(Out& out, const SliceSize& size) const {
   const std::int64_t width = split_width(size);
   out.push_back(
       {&SliceBytes::activations_to_input_gradient, "input of the final norm", "2 n h / s", passes, 2 * width});
-  out.push_back({&SliceBytes::activations_to_weight_gradient, "input of the head", "2 n h / s", passes, 2 * width});
+  out.push_back({&SliceBytes::activations_to_weight_gradient, "input of the head",
+                 training_.gathered_inputs ? "2 n h" : "2 n h / s", passes,
+                 2 * (training_.gathered_inputs ? size.rows * model_.hidden : width)});
+  if (keeps_logits()) out.push_back({&SliceBytes::kept, "logits, kept as outputs", "2 n v / t", passes, 2 * logits});
   if (training_.cross_entropy == Training::CrossEntropy::te) {
     out.push_back(
         {&SliceBytes::activations_to_weight_gradient, "logits, then their gradient", "2 n v / t", passes, 2 * logits});
@@ -269,13 +305,14 @@ void TransformerFootprint::add_head_workspace(Out& out, const SliceSize& size) c
   // PyTorch's loss over a split vocabulary (torch/distributed/tensor/parallel/loss.py) has one more 32-bit tensor.
   const bool plain = training_.cross_entropy == Loss::plain;
   const bool parallel = plain && training_.tp > 1;
-  const int forward = parallel ? 10 : whole ? 6 : 2;
+  const int forward = (parallel ? 10 : whole ? 6 : 2) - (keeps_logits() ? 2 : 0);  // kept ones are counted there
   const int backward = parallel ? 12 : plain ? 8 : 2;
   const auto formula = [](int bytes) {
     return bytes == 12   ? "12 n v / t"
            : bytes == 10 ? "10 n v / t"
            : bytes == 8  ? "8 n v / t"
            : bytes == 6  ? "6 n v / t"
+           : bytes == 4  ? "4 n v / t"
                          : "2 n v / t";
   };
   replace_if_larger(out, {&SliceBytes::forward_workspace, whole ? "logits in 16 and 32 bits" : "logits",
@@ -284,6 +321,8 @@ void TransformerFootprint::add_head_workspace(Out& out, const SliceSize& size) c
                           plain ? "gradients of the loss and of the logits" : "gradient of the logits",
                           formula(backward), 1, backward * logits});
 }
+
+bool TransformerFootprint::keeps_logits() const { return training_.torch_pipelining && stages_.size() > 1; }
 
 std::int64_t TransformerFootprint::split_width(const SliceSize& size) const {
   const std::int64_t ranks = training_.sequence_parallel ? training_.tp : 1;
@@ -305,12 +344,15 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
   if (training_.recompute == Training::Recompute::selective) modules = training_.recompute_modules;
   const StageContents again = recomputed_layers(training_, held);
   LayerTensors layer;  // the last
+  // Not yet taken by a layer.
+  std::int64_t received = training_.torch_pipelining && !held.embedding ? 1 : 0;
   const auto add = [&](LayerKind kind, bool predicts, int count, int recomputed) {
     if (count == 0) return;
     layer = tensors_of(kind, predicts, size);
-    if (recomputed > 0) add_layers(out, layer, recomputed, modules, size.sliced);
+    if (recomputed > 0) add_layers(out, layer, recomputed, modules, size.sliced, std::exchange(received, 0));
     if (count > recomputed) {
-      add_layers(out, layer, count - recomputed, full ? RecomputeModules() : modules, size.sliced);
+      add_layers(out, layer, count - recomputed, full ? RecomputeModules() : modules, size.sliced,
+                 std::exchange(received, 0));
     }
   };
   const auto recomputed = again.by_kind();
@@ -339,10 +381,16 @@ void TransformerFootprint::add_transfers(Out& out, int stage, const SliceSize& s
   for (int before = 0; before < stage; ++before) predicted |= stages_[before].mtp_layers > 0;
   const std::int64_t passes = 1 + model_.mtp_layers;
   if (!held.head) {
+    if (training_.torch_pipelining) {
+      out.push_back({&SliceBytes::kept, "buffers of received gradients", "2 n h / s", 1, boundary});
+    }
     out.push_back({&SliceBytes::transfer_forward, "hidden states sent", "2 n h / s",
                    predicted || held.mtp_layers > 0 ? passes : 1, boundary});
   }
   if (!held.embedding) {
+    if (training_.torch_pipelining) {
+      out.push_back({&SliceBytes::kept, "buffers of received hidden states", "2 n h / s", 1, boundary});
+    }
     out.push_back({&SliceBytes::transfer_backward, "gradients sent", "2 n h / s", predicted ? passes : 1, boundary});
   }
 }

@@ -32,6 +32,16 @@ TEST(CommandErrors, WrongUsage) {
       {"simulate --gpu4s 8", "simulate: unknown flag '--gpu4s'; did you mean '--gpus'?"},
       {"simulate --fp8", "simulate: unknown flag '--fp8'"},  // no flag is similar
       {"simulate --pp 4 --microbatches 4 --tp", "simulate: --tp: expected a whole number"},
+      {"simulate --model llama3-8b --seq-length 2048 --pp 1 --microbatches 1 --cluster p4d.24xlarge "
+       "--optimizer-cpu-offload",
+       "command line: /cluster: optimizer_cpu_offload: p4d.24xlarge has no host_link_bytes_per_s and "
+       "host_memory_bytes_per_s: specify them in "
+       "a node file (docs/formats.md, Cluster files)"},
+      {"simulate --pp 1 --microbatches 1 --optimizer-cpu-offload --optimizer-offload-fraction 1.5",
+       "--optimizer-offload-fraction: expected a number from 0 to 1, got 1.5"},
+      {"simulate --pp 1 --dp 2 --microbatches 1 --zero-stage 3 --optimizer-cpu-offload --optimizer-offload-fraction "
+       "0.5",
+       "--optimizer-offload-fraction: expected 1 with zero 3, whose 32-bit parameters are on the host too, got 0.5"},
       {"simulate --pp four", "simulate: --pp: expected a whole number, got 'four'"},
       {"simulate --time-budget soon", "simulate: --time-budget: expected a number, got 'soon'"},
       {"simulate --slice-lengths 1,x",

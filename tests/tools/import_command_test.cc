@@ -330,10 +330,22 @@ TEST(Import, ReadsConfigurationsOfDeepSpeed) {
   EXPECT_EQ(run_sluice({"import", script}).err,
             "sluice: " + script + ": ds.json: sets --global-batch-size to 32, but the command to 16\n");
   std::ofstream(config) << R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}})";
+  EXPECT_EQ(
+      run_sluice({"import", script}).err,
+      "sluice: " + config +
+          ": /zero_optimization/offload_param/device: offloading of parameters is not modeled: expected \"none\", got "
+          "\"cpu\"\n");
+  std::ofstream(config) << R"({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}})";
   EXPECT_EQ(run_sluice({"import", script}).err,
             "sluice: " + config +
-                ": /zero_optimization/offload_param/device: offloading is not modeled: expected \"none\", got "
-                "\"cpu\"\n");
+                ": /zero_optimization/offload_optimizer/device: offloading to it is not modeled: expected \"none\" or "
+                "\"cpu\", got \"nvme\"\n");
+  for (const char* offload :
+       {R"("offload_optimizer": {"device": "cpu", "pin_memory": true})", R"("cpu_offload": true)"}) {
+    std::ofstream(config) << R"({"zero_optimization": {"stage": 1, )" << offload << "}}";
+    const CommandResult offloaded = run_sluice({"import", script});
+    EXPECT_EQ(json::parse(offloaded.out).at("parallelism").at("optimizer_cpu_offload"), true) << offloaded.err;
+  }
   std::ofstream(config) << R"({"train_batch_size": 32, "zero_optimization": {"stage": 4}})";
   EXPECT_EQ(run_sluice({"import", script}).err,
             "sluice: " + config + ": /zero_optimization/stage: expected a whole number from 0 to 3, got 4\n");

@@ -98,6 +98,19 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "In place of --dp-shard: number of copies of the shards, a divisor of --dp (default: 1)"},
     {"--reshard-after-forward", "/parallelism/reshard_after_forward", ScenarioValueKind::yes, kParallelism,
      "With --zero-stage 3: gather parameters again before the backward (default: on without a pipeline)"},
+    {"--torch-pipelining", "/parallelism/torch_pipelining", ScenarioValueKind::yes, kParallelism,
+     "Count what PyTorch's stages keep until the end of a batch: logits and receive buffers of all microbatches "
+     "(default: off)"},
+    {"--gathered-inputs", "/parallelism/gathered_inputs", ScenarioValueKind::yes, kParallelism,
+     "With --sequence-parallel: count the inputs of attention, MLP and head as stored gathered, as by DTensor "
+     "(default: "
+     "off)"},
+    {"--optimizer-cpu-offload", "/parallelism/optimizer_cpu_offload", ScenarioValueKind::yes, kParallelism,
+     "Keep optimizer states in host memory and update their parameters on the host (default: off)"},
+    {"--optimizer-offload-fraction", "/parallelism/optimizer_offload_fraction", ScenarioValueKind::real, kParallelism,
+     "With --optimizer-cpu-offload: fraction of the optimizer states on the host, 0 to 1 (default: 1)"},
+    {"--overlap-cpu-optimizer-d2h-h2d", "/parallelism/overlap_cpu_optimizer_d2h_h2d", ScenarioValueKind::yes,
+     kParallelism, "Overlap the copies of gradients and parameters with the host's updates (default: off)"},
     {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ScenarioValueKind::yes, kParallelism,
      "Overlap gradient reduction with the backward pass (default: off)"},
     {"--overlap-param-gather", "/parallelism/overlap_param_gather", ScenarioValueKind::yes, kParallelism,

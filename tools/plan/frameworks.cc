@@ -113,6 +113,7 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
              "without a pipeline, each microbatch is followed by its backward pass (1f1b)");
   const bool one_dimension = point.tp * point.pp == 1;
   const bool sharded = base.training.zero_stage() == 3;
+  out.unless(base.training.optimizer_offload == 0 || sharded, "it offloads sharded states only (--zero-stage 3)");
   out.unless(base.training.zero_stage() != 2, "it shards parameters as well as gradients (--zero-stage 3)");
   out.unless(sharded || point.cp == 1, "it shards parameters over context-parallel ranks (--zero-stage 3)");
   out.unless(point.etp == 1, "it does not split experts over tensor-parallel ranks");
@@ -154,6 +155,7 @@ std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, co
   fmt::format_to(std::back_inserter(out), "\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
                  point.micro_batch * (pipeline ? point.microbatches : 1), base.global_batch,
                  base.training.sequence_length);
+  if (base.training.optimizer_offload > 0) out += "enable_cpu_offload = true\n";
   fmt::format_to(std::back_inserter(out),
                  "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
                  "tensor_parallel_degree = {}\ncontext_parallel_degree = {}\npipeline_parallel_degree = {}\n",
@@ -190,6 +192,11 @@ std::string refused_by_deepspeed(const Scenario& base, const PlanPoint& point) {
   out.unless(base.training.cross_entropy == Training::CrossEntropy::separate, "its loss is not fused");
   out.unless(!base.training.overlap_grad_reduce, "its pipeline engine does not overlap the reduction of gradients");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
+  const double offload = base.training.optimizer_offload;
+  out.unless(offload == 0 || (offload == 1 && !base.training.overlap_optimizer_offload),
+             "it offloads all optimizer states, without overlap");
+  out.unless(offload == 0 || point.distributed_optimizer || point.dp == 1,
+             "it offloads sharded states (--use-distributed-optimizer)");
   out.unless(base.training.zero_stage() < 2, "its pipeline engine has the ZeRO stages 0 and 1");
   out.unless(point.family->name == "1f1b", "the schedule of its pipeline engine is 1f1b");
   out.unless(point.slices == 1, "it does not slice sequences");
@@ -238,9 +245,11 @@ std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, co
   return out +
          fmt::format(
              "\nds_config.json: {{\"train_batch_size\": {}, \"train_micro_batch_size_per_gpu\": {}, "
-             "\"gradient_accumulation_steps\": {}, \"zero_optimization\": {{\"stage\": {}}}, \"bf16\": "
+             "\"gradient_accumulation_steps\": {}, \"zero_optimization\": {{\"stage\": {}{}}}, \"bf16\": "
              "{{\"enabled\": true}}, \"data_types\": {{\"grad_accum_dtype\": \"{}\"}}, \"gradient_clipping\": {}}}\n",
-             base.global_batch, point.micro_batch, point.microbatches, point.distributed_optimizer ? 1 : 0,
+             base.global_batch, point.micro_batch, point.microbatches,
+             point.distributed_optimizer || scenario.training.optimizer_offload > 0 ? 1 : 0,
+             scenario.training.optimizer_offload > 0 ? ", \"offload_optimizer\": {\"device\": \"cpu\"}" : "",
              scenario.training.gradient_bytes == 2 ? "bf16" : "fp32", scenario.clip_gradients ? "1.0" : "0.0");
 }
 
@@ -255,6 +264,7 @@ std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   out.unless(!base.training.tp_comm_overlap, "runs do not overlap tensor-parallel communication");
   out.unless(point.cp == 1, "runs do not support context parallelism");
   out.unless(point.ep == 1, "its kernels on GPUs do not support expert parallelism");
+  out.unless(base.training.optimizer_offload == 0, "runs keep optimizer states on the device");
   out.unless(!point.distributed_optimizer, "runs do not support a distributed optimizer");
   out.unless(!point.pipeline_before_data, "runs place replicas before stages");
   out.unless(point.recompute != Training::Recompute::selective, "runs do not support selective recomputation");
@@ -339,6 +349,8 @@ void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
       base.training.cross_entropy = Training::CrossEntropy::plain;
       space.base_flags = " --cross-entropy-fusion-impl plain";
     }
+    base.training.torch_pipelining = base.training.gathered_inputs = true;
+    space.base_flags += " --torch-pipelining --gathered-inputs";
     if (!space.sequence_parallel) fail("--no-sequence-parallel", "its tensor parallelism splits sequences as well");
   }
   const auto probe = [&](const char* flag, const auto& values, const auto& set) {

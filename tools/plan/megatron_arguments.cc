@@ -185,6 +185,12 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
   out.add("--sequence-parallel", training.sequence_parallel);
   out.add("--tp-comm-overlap", training.tp_comm_overlap && training.tp > 1);
   out.add("--use-distributed-optimizer", point.distributed_optimizer);
+  if (training.optimizer_offload > 0) {
+    out.add("--optimizer-cpu-offload", true);
+    if (training.optimizer_offload < 1) out.add("--optimizer-offload-fraction", training.optimizer_offload);
+    out.add("--overlap-cpu-optimizer-d2h-h2d", training.overlap_optimizer_offload);
+    out.add("--use-precision-aware-optimizer", true);  // which it requires
+  }
   out.add("--moe-grouped-gemm", scenario.model->has_experts() && training.grouped_experts);
   if (training.deferred_head_gradients > 0) {
     out.add("--defer-embedding-wgrad-compute", true);

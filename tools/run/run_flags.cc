@@ -215,6 +215,7 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");
   refuse(training.distributed_optimizer,
          "a distributed optimizer (/parallelism/distributed_optimizer, /parallelism/zero)");
+  refuse(training.optimizer_offload > 0, "optimizer states on the host (/parallelism/optimizer_cpu_offload)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
   refuse(scenario.model && scenario.model->mtp_layers > 0, "multi-token prediction (--mtp-num-layers 0 leaves it out)");
   refuse(training.joint_overlap == Training::JointOverlap::all,

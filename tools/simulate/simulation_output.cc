@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "model/cost/woven_blocks.h"
+#include "model/to_size.h"
+#include "model/workload/transformer_footprint.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/simulation_report.h"
@@ -188,6 +190,22 @@ std::string path_line(const OpGraph& graph, const Prediction& prediction) {
   return out + ")";
 }
 
+// Returns the host memory of a GPU of the rank with most of it.
+std::int64_t most_host_bytes(const Setup& setup) {
+  std::int64_t most = 0;
+  const Scenario& scenario = setup.scenario();
+  if (!scenario.model || scenario.training.optimizer_offload == 0) return most;
+  const Schedule& schedule = setup.schedule();
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    std::int64_t bytes = 0;
+    for (const int stage : schedule.stages_of(rank)) {
+      bytes += offloaded_bytes(*scenario.model, scenario.training, setup.stages()[to_size(stage)]);
+    }
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
 // Returns the free or missing memory, and the configurations that would fit.
 std::string fit_text(const Prediction& prediction, std::span<const Remedy> remedies) {
   const Fit& fit = *prediction.fit;
@@ -257,11 +275,12 @@ OrderedJson calibration_json(const Scenario& scenario, const Correction::Interva
   return out;
 }
 
-OrderedJson fit_json(const Fit& fit, std::span<const Remedy> remedies) {
+OrderedJson fit_json(const Fit& fit, std::int64_t host_bytes, std::span<const Remedy> remedies) {
   OrderedJson out = {{"rank", fit.rank},
                      {"needed_bytes", fit.needed_bytes},
                      {"capacity_bytes", fit.capacity_bytes},
                      {"headroom_bytes", fit.capacity_bytes - fit.needed_bytes}};
+  if (host_bytes > 0) out["host_bytes"] = host_bytes;
   if (fit.fits) return out;
   out["would_fit"] = OrderedJson::array();
   for (const Remedy& remedy : remedies) {
@@ -402,6 +421,9 @@ std::string iteration_line(const Setup& setup, const Prediction& prediction, std
                    static_cast<double>(prediction.fit->needed_bytes) / kGiB,
                    static_cast<double>(prediction.fit->capacity_bytes) / kGiB, prediction.fit->rank);
     if (!prediction.fit->fits) out += "  DOES NOT FIT";
+    if (const std::int64_t host = most_host_bytes(setup); host > 0) {
+      fmt::format_to(to, "    host memory {:.1f} GiB per GPU", static_cast<double>(host) / kGiB);
+    }
     out += fit_text(prediction, remedies);
   }
   return out;
@@ -495,7 +517,7 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
   }
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;
-    out["memory"] = fit_json(*prediction.fit, remedies);
+    out["memory"] = fit_json(*prediction.fit, most_host_bytes(setup), remedies);
   }
   if (prediction.trials) out["jitter"] = trials_json(setup.scenario().perturbation, *prediction.trials);
   if (setup.scenario().kernel_times) out["measured_kernels"] = measured_kernels_json(setup);

@@ -307,6 +307,38 @@ TEST(Rings, MoveOneOverSizeOfTheBytesPerStep) {
   EXPECT_EQ(cost_of(model, training).collective_s(CollectiveKind::gradient_reduce, 0, 1'000'000'000), 0);
 }
 
+// Gradients of 4 bytes go down, the host's Adam moves 2 x 12 + 4 + 2 bytes per parameter, and 2 come back. Half of the
+// parameters take half of it, and leave the other half of Adam on the GPU.
+TEST(Optimizer, OnTheHost) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, 4, 1, 2048);
+  training.distributed_optimizer = true;
+  const auto step = [&](double offload, bool overlap, int zero = 1) {
+    training.optimizer_offload = offload;
+    training.overlap_optimizer_offload = overlap;
+    training.zero = zero;
+    return cost_of(model, training).optimizer_s(0);
+  };
+  const Cluster node = load_cluster("dgx-a100-80gb", 1);
+  const StageContents all{.layers = 32, .embedding = true, .head = true};
+  const double mine = static_cast<double>(stage_parameters_per_device(model, 1, all)) / 4;
+  const double down = 4 * mine / node.host_link_bytes_per_s;
+  const double adam = 30 * mine / node.host_memory_bytes_per_s;
+  const double up = 2 * mine / node.host_link_bytes_per_s;
+  const double on_gpu = 30 * mine / (node.gpu.memory_bandwidth_bytes_per_s * node.gpu.memory_efficiency);
+  const double before = step(0, false);
+  EXPECT_NEAR(step(1, false), before - on_gpu + down + adam + up, 1e-9);
+  EXPECT_NEAR(step(0.5, false), before - on_gpu / 2 + (down + adam + up) / 2, 1e-9);
+  EXPECT_GT(adam, down);
+  EXPECT_NEAR(step(1, true) - step(0, true), adam - before + load_software("megatron-lm").step_s, 1e-9);
+  // ZeRO 3: no 16-bit copy is written, and parameters are sent in 32 bits.
+  EXPECT_NEAR(step(1, false, 3) - step(0, false, 3),
+              28 * mine / node.host_memory_bytes_per_s + 8 * mine / node.host_link_bytes_per_s - on_gpu * 28 / 30,
+              1e-9);
+  training.optimizer_offload = 1;
+  EXPECT_THROW(cost_of(model, training, "p4d.24xlarge"), InputError);
+}
+
 TEST(Rings, OverNodesUseOneCardForEachMember) {
   const Transformer model = example("gpt3-1b.json");
   const Cluster cluster = load_cluster("dgx-a100-80gb", 4);

@@ -476,7 +476,8 @@ TEST(ImportTorchtitan, ReadsJobConfigurations) {
   // 32 layers, embedding and head on 8 stages: two have 5, less one for the embedding in the first; the last has 4 - 1.
   EXPECT_EQ(imported.scenario, Json::parse(R"({
     "schema": "sluice.scenario/1", "model": "llama3-8b",
-    "parallelism": {"tp": 2, "pp": 4, "dp": 2, "vpp": 2, "sequence_parallel": true, "recompute": "full",
+    "parallelism": {"tp": 2, "pp": 4, "dp": 2, "vpp": 2, "sequence_parallel": true, "gathered_inputs": true,
+                    "torch_pipelining": true, "recompute": "full",
                     "stage_layers": [4, 5, 4, 4, 4, 4, 4, 3], "cross_entropy_fusion_impl": "plain"},
     "batch": {"micro_batch": 2, "global_batch": 32, "sequence_length": 8192},
     "schedule": {"name": "interleaved-1f1b"}})"));
@@ -525,6 +526,8 @@ TEST(ImportTorchtitan, ShardsParameters) {
   };
   EXPECT_EQ(parallelism(""), Json::parse(R"({"tp": 1, "pp": 1, "zero": 3, "recompute": "full", "recompute_layers": 16,
                             "cross_entropy_fusion_impl": "plain"})"));
+  EXPECT_EQ(parallelism("[training]\nenable_cpu_offload = true\n").at("optimizer_cpu_offload"), true);
+  EXPECT_FALSE(parallelism("[training]\nenable_cpu_offload = false\n").contains("optimizer_cpu_offload"));
   const Json copies = parallelism("data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n");
   EXPECT_EQ(copies.at("dp"), 8);
   EXPECT_EQ(copies.at("dp_shard"), 4);

@@ -45,6 +45,12 @@ TEST(ImportMegatron, ReadsOptimizerStatesAndTheirShards) {
   EXPECT_THROW(parallelism_of("--cross-entropy-loss-fusion --cross-entropy-fusion-impl plain"), InputError);
   EXPECT_TRUE(parallelism_of("--activation-func-fp8-input-store").at("activation_func_fp8_input_store").get<bool>());
   EXPECT_FALSE(parallelism_of("--no-bias-swiglu-fusion").at("fused_activation").get<bool>());
+  const Json offload = parallelism_of(
+      "--use-distributed-optimizer --use-precision-aware-optimizer --optimizer-cpu-offload "
+      "--optimizer-offload-fraction 0.25 --overlap-cpu-optimizer-d2h-h2d");
+  EXPECT_EQ(offload.at("optimizer_cpu_offload"), true);
+  EXPECT_EQ(offload.at("optimizer_offload_fraction"), 0.25);
+  EXPECT_EQ(offload.at("overlap_cpu_optimizer_d2h_h2d"), true);
   EXPECT_THROW(import_megatron_line(kSmallModel + "--use-precision-aware-optimizer --exp-avg-dtype int4", "line"),
                InputError);
   EXPECT_THROW(import_megatron_line(kSmallModel + "--use-distributed-optimizer --num-distributed-optimizer-instances 3 "

@@ -165,6 +165,46 @@ TEST(Memory, AgreesWithSortedChangesAndReturnsToItsStart) {
   });
 }
 
+// One rank with two stages, two microbatches, F of 1 s, B of 3 s, and a reduction of 4 s after each B, which no op
+// waits for: F00 0-1, F10 1-2, B10 2-5, F01 5-6, B00 6-9, F11 9-10, B11 10-13, B01 13-16; reductions of stages 1, 0, 1,
+// 0 end at 9, 13, 17 and 21. Gradients of a stage, 100, exist from the end of a B until that of its reduction; what an
+// F keeps, 10, stays.
+TEST(Memory, GradientsExistUntilTheyAreReduced) {
+  class Sharded : public Footprint {
+   public:
+    StageBytes stage(int) const override { return {.gradients = 1, .accumulated_gradients = 100}; }
+    SliceBytes slice(int, const MicrobatchShape&, int) const override { return {.kept = 10}; }
+    std::vector<SliceTensor> tensors(int, const MicrobatchShape&, int) const override {
+      return {{&SliceBytes::kept, "a", "x", 1, 10}};
+    }
+  };
+  class Reduced : public UniformCost {
+   public:
+    using UniformCost::UniformCost;
+    double collective_s(CollectiveKind, int, std::int64_t) const override { return 4; }
+  };
+  const Schedule schedule = test::make("interleaved-1f1b", {.p = 1, .m = 2, .v = 2});
+  const Sharded footprint;
+  const OpGraph graph =
+      lower(schedule, {.footprint = &footprint, .data_parallel = 2, .overlap_grad_reduce = true, .reduce_runs = true});
+  const Reduced cost({.forward = {2}, .input_gradient = {4}, .weight_gradient = {2}}, schedule);
+  const Timeline timeline = simulate(graph, price(graph, cost));
+  const auto memory = memory_over_time(graph, timeline, true);
+  std::vector<std::pair<int, std::int64_t>> totals;
+  for (const MemorySample& sample : memory[0].samples) {
+    totals.emplace_back(static_cast<int>(to_seconds(sample.time)), total(sample.bytes));
+  }
+  using Totals = std::vector<std::pair<int, std::int64_t>>;
+  EXPECT_EQ(totals, (Totals{{0, 12}, {1, 22}, {5, 132}, {9, 142}, {13, 142}, {16, 242}, {17, 142}, {21, 42}}));
+  EXPECT_EQ(memory[0].peak_bytes, 242);
+  EXPECT_EQ(memory[0].at_peak[static_cast<std::size_t>(MemoryClass::gradients)], 202);
+  BytesByClass explained{};
+  for (const HeldTensor& tensor : held_at_peak(graph, timeline, footprint, memory[0], 0)) {
+    explained[static_cast<std::size_t>(tensor.memory_class)] += tensor.bytes;
+  }
+  EXPECT_EQ(explained, memory[0].at_peak);
+}
+
 TEST(Memory, SplitBackwardHasThreeLifetimes) {
   // One rank, one microbatch: F 0-1, I 1-2, W 2-3. Peak while I runs: what is freed at I's end (5) and at W's (3), the
   // output gradients for W (2), keys and values (1), and the workspace (4); with the permanent 10 + 20 + 30: 75.

@@ -433,6 +433,30 @@ TEST(Memory, OfOtherOptimizerStatesAndGradients) {
   EXPECT_EQ(TransformerFootprint(model, training, all).stage(0).optimizer, 2 * count);
 }
 
+// Half of 12 bytes of states per parameter, over four replicas, and of 4 of gradients, are on the host.
+TEST(Memory, OfOptimizerStatesOnTheHost) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  training.dp = 4;
+  training.distributed_optimizer = true;
+  const StageContents all{.layers = 32, .embedding = true, .head = true};
+  const std::int64_t count = stage_parameters_per_device(model, 1, all);
+  const StageBytes before = TransformerFootprint(model, training, {all}).stage(0);
+  EXPECT_EQ(offloaded_bytes(model, training, all), 0);
+  training.optimizer_offload = 0.5;
+  const StageBytes half = TransformerFootprint(model, training, {all}).stage(0);
+  EXPECT_EQ(half.optimizer, 12 * count / 4 / 2);
+  EXPECT_EQ(std::pair(half.weights, half.gradients), std::pair(before.weights, before.gradients));
+  EXPECT_EQ(offloaded_bytes(model, training, all), 16 * count / 4 / 2);
+  // FSDP keeps nothing but what is gathered on the GPU.
+  training.optimizer_offload = 1;
+  training.zero = 3;
+  const StageBytes none = TransformerFootprint(model, training, {all}).stage(0);
+  EXPECT_EQ(std::tuple(none.weights, none.gradients, none.optimizer),
+            std::tuple(std::int64_t{0}, std::int64_t{0}, std::int64_t{0}));
+  EXPECT_EQ(offloaded_bytes(model, training, all), 16 * count / 4);
+}
+
 TEST(Memory, OfTheHeadWithDeferredWeightGradients) {
   const Transformer model = example("llama3-8b/config.json");
   Training training = training_of(1, false, true);
@@ -479,21 +503,66 @@ TEST(Memory, OfTheStagesOfZero) {
   // Copies on two groups of four: shards are twice as large.
   EXPECT_EQ(bytes(3, 1, 4).weights, count);
   EXPECT_EQ(bytes(3, 1, 4).optimizer, 2 * count);
-  // Without resharding, as by default with a pipeline: the whole stage in 16 bits. Its gradients are whole until the
-  // end of the batch.
+  // Without resharding, as by default with a pipeline: the whole stage in 16 bits. Its gradients are whole from the
+  // first backward until they are reduced.
   EXPECT_EQ(bytes(3, 1, 0, false).weights, count / 2 + 2 * count);
   EXPECT_EQ(bytes(3, 2).weights, count / 2 + 2 * count);
-  EXPECT_EQ(bytes(3, 2).gradients, 4 * count);
+  EXPECT_EQ(bytes(3, 2).gradients, count / 2);
+  EXPECT_EQ(bytes(3, 2).accumulated_gradients, 4 * count);
   EXPECT_EQ(bytes(3, 2, 0, true).weights, count / 2);
-  EXPECT_EQ(bytes(2, 2).gradients, 4 * count);
-  // ZeRO 2 with more than two stages per rank: those of two stages are whole.
+  EXPECT_EQ(bytes(2, 2).accumulated_gradients, 4 * count);
+  EXPECT_EQ(bytes(1, 2).accumulated_gradients, 0);
+  EXPECT_EQ(bytes(2, 1).accumulated_gradients, 0);
   training.distributed_optimizer = true;
   training.zero = 2;
   training.pp = 2;
   const std::vector<StageContents> six = split_layers(model, 6, {}, 0, 0);
   const std::int64_t inner = stage_parameters_per_device(model, 1, six[2]);
   const StageBytes runs = TransformerFootprint(model, training, six).stage(2);
-  EXPECT_EQ(std::tuple(runs.gradients, runs.scratch, runs.reduced), std::tuple(inner / 2, 8 * inner, 4 * inner));
+  EXPECT_EQ(std::tuple(runs.gradients, runs.scratch, runs.reduced), std::tuple(inner / 2, 0, 4 * inner));
+  EXPECT_EQ(runs.accumulated_gradients, 4 * inner);
+}
+
+// What PyTorch's stages keep until the end of the batch, per microbatch: 16-bit logits, and buffers of what they
+// receive, one of which is the input of the first layer.
+TEST(Memory, OfPyTorchsPipelineStages) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(2, true, true);
+  training.pp = 2;
+  training.cross_entropy = Training::CrossEntropy::plain;
+  const std::vector<StageContents> stages = {{.layers = 16, .embedding = true}, {.layers = 16, .head = true}};
+  const MicrobatchShape shape{1, {2048}};
+  const std::int64_t hidden = std::int64_t{2} * 2048 * model.hidden / 2;
+  const std::int64_t logits = std::int64_t{2} * 2048 * (padded_vocab(model, 2) / 2);
+  const auto of = [&](int stage) { return TransformerFootprint(model, training, stages).slice(stage, shape, 0); };
+  const SliceBytes first = of(0);
+  const SliceBytes last = of(1);
+  EXPECT_EQ(std::pair(first.kept, last.kept), std::pair(std::int64_t{0}, std::int64_t{0}));
+  training.torch_pipelining = true;
+  EXPECT_EQ(of(0).kept, hidden);
+  EXPECT_EQ(of(0).activations_to_input_gradient, first.activations_to_input_gradient);
+  EXPECT_EQ(of(1).kept, hidden + logits);
+  EXPECT_EQ(last.activations_to_input_gradient - of(1).activations_to_input_gradient, hidden);
+  EXPECT_EQ(last.forward_workspace - of(1).forward_workspace, logits);
+  training.recompute = Training::Recompute::full;
+  EXPECT_EQ(of(1).kept, hidden + logits);
+  const TransformerFootprint alone(model, training, {{.layers = 32, .embedding = true, .head = true}});
+  EXPECT_EQ(alone.slice(0, shape, 0).kept, 0);
+}
+
+// Inputs of column-parallel layers whole instead of split over two ranks: two of each layer and the head's.
+TEST(Memory, OfGatheredInputs) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(2, true, true);
+  const auto of = [&](bool gathered) {
+    training.gathered_inputs = gathered;
+    return TransformerFootprint(model, training, {{.layers = 3, .head = true}}).slice(0, {1, {2048}}, 0);
+  };
+  const std::int64_t input = std::int64_t{2} * 2048 * model.hidden;
+  EXPECT_EQ(of(true).activations_to_weight_gradient - of(false).activations_to_weight_gradient, 7 * input / 2);
+  EXPECT_EQ(of(true).activations_to_input_gradient, of(false).activations_to_input_gradient);
+  training.sequence_parallel = false;
+  EXPECT_EQ(of(true).activations_to_weight_gradient, of(false).activations_to_weight_gradient);
 }
 
 }  // namespace
