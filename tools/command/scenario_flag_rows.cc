@@ -218,7 +218,8 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "Number of GPUs that are used of each node, at most all (default: all, or the largest power of two where only it "
      "divides the number of GPUs, such as 64 of the 72 of an NVL72 domain)"},
     {"--software", "/software", ScenarioValueKind::name, kCluster,
-     "Training framework: megatron-lm, megatron-deepspeed, nemo, nemo-2024, nemo-2023, torchtitan, torchtitan-eager, "
+     "Training framework: megatron-lm, megatron-deepspeed, nanotron, nemo, nemo-2024, nemo-2023, torchtitan, "
+     "torchtitan-eager, "
      "torchtitan-rowwise, or a file (default: "
      "megatron-lm)"},
 

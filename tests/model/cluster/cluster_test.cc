@@ -129,11 +129,12 @@ TEST(Catalogue, DomainsOf72MayBeUsedInPart) {
 }
 
 TEST(Catalogue, SuggestsTheNearestSoftware) {
-  EXPECT_EQ(error_of([] { load_software("megatron"); }),
-            "software: expected a file or one of megatron-deepspeed, megatron-lm, nemo-2023, nemo-2024, nemo, "
-            "torchtitan-eager, torchtitan-rowwise, torchtitan, got "
-            "\"megatron\"; did you "
-            "mean 'megatron-lm'?");
+  EXPECT_EQ(
+      error_of([] { load_software("megatron"); }),
+      "software: expected a file or one of megatron-deepspeed, megatron-lm, nanotron, nemo-2023, nemo-2024, nemo, "
+      "torchtitan-eager, torchtitan-rowwise, torchtitan, got "
+      "\"megatron\"; did you "
+      "mean 'megatron-lm'?");
 }
 
 TEST(LoadCluster, SuggestsTheNearestName) {
