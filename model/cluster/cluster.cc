@@ -78,6 +78,7 @@ void check_schema(JsonReader& reader, const std::string& expected) {
 GemmConstants gemm_constants(JsonReader reader) {
   GemmConstants out;
   out.peak_fraction = reader.number("peak_fraction", 1e-3, 1);
+  out.sustained_fraction = reader.number_or("sustained_fraction", 1e-2, 1, 1);
   out.operand_edge = reader.number_or("operand_edge", 0, 1e4, 0);
   out.exposed_write = reader.number_or("exposed_write", 0, 1e3, 0);
   out.memory_efficiency = reader.number_or("memory_efficiency", 1e-2, 1, 1);

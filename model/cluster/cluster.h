@@ -13,10 +13,11 @@ class JsonReader;
 
 // GEMMs: see gemm_time (model/cost/gemm.h).
 struct GemmConstants {
-  double peak_fraction = 1;      // of the peak, in a tile without edges
-  double operand_edge = 0;       // elements: the cost of loading a tile's operands, as a length added to its edges
-  double exposed_write = 0;      // fraction of the time to write a tile's result that no arithmetic hides
-  double memory_efficiency = 1;  // of the memory bandwidth
+  double peak_fraction = 1;       // of the peak, in a tile without edges, in timings of a few repetitions
+  double sustained_fraction = 1;  // of that rate, over iterations, whose power lowers the clock
+  double operand_edge = 0;        // elements: the cost of loading a tile's operands, as a length added to its edges
+  double exposed_write = 0;       // fraction of the time to write a tile's result that no arithmetic hides
+  double memory_efficiency = 1;   // of the memory bandwidth
   double launch_s = 0;
   double group_s = 0;  // additional time per GEMM of a group that is launched one by one
 };
@@ -63,7 +64,7 @@ struct Gpu {
   }
   // The part of it that a tile without edges reaches.
   double gemm_flops_per_s(int bits) const {
-    return peak_of(bits) * (bits == 16  ? gemm.peak_fraction
+    return peak_of(bits) * (bits == 16  ? gemm.peak_fraction * gemm.sustained_fraction
                             : bits == 8 ? gemm_8bit.peak_fraction
                                         : gemm_4bit.peak_fraction);
   }

@@ -68,10 +68,11 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
       source += "; group_s given";
     }
     lines.set("gemm",
-              fmt::format("{{\"peak_fraction\": {:.3g}, \"operand_edge\": {:.3g}, \"exposed_write\": {:.3g}, "
+              fmt::format("{{\"peak_fraction\": {:.3g}, \"sustained_fraction\": {:.3g}, \"operand_edge\": {:.3g}, "
+                          "\"exposed_write\": {:.3g}, "
                           "\"memory_efficiency\": {:.3g}, \"launch_s\": {:.3g}, \"group_s\": {:.3g}, \"source\": {}}}",
-                          g.peak_fraction, g.operand_edge, g.exposed_write, g.memory_efficiency, g.launch_s, g.group_s,
-                          json_text(source)));
+                          g.peak_fraction, g.sustained_fraction, g.operand_edge, g.exposed_write, g.memory_efficiency,
+                          g.launch_s, g.group_s, json_text(source)));
   }
   const auto attention = [&](std::string_view key, const AttentionConstants& a, const LogFit& found) {
     if (found.in_sample.rows == 0) return;

@@ -234,6 +234,7 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
     constants.peak_fraction = fit.constants[0];
     constants.tail_rows = fit.constants[1];
   }
+  out.gpu.gemm.sustained_fraction = gpu.gemm.sustained_fraction;  // timed kernels do not determine it
   return out;
 }
 
