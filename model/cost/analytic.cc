@@ -333,6 +333,7 @@ LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
   // Wire time and all-gather are both proportional to the bytes, so any number gives their ratio.
   constexpr std::int64_t kBytes = 1 << 30;
   for (std::size_t i = 0; i < out.links.size(); ++i) {
+    if (links[i].from == links[i].to) continue;  // a collective
     const double occupied = transfer(links[i].from, links[i].to, kBytes).occupied_s;
     out.links[i].wire_fraction = wire_time(links[i].from, links[i].to, kBytes).occupied_s / occupied;
   }

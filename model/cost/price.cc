@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/graph/links.h"
 
 namespace sluice::model {
 namespace {
@@ -55,6 +57,10 @@ class Pricing {
     for (const Lane& lane : graph_.lanes()) {
       if (lane.kind == LaneKind::link) links.push_back({lane.rank, lane.peer});
     }
+    const auto vertices = graph_.vertices();
+    const bool reduces = std::any_of(vertices.begin(), vertices.end(),
+                                     [&](const Vertex& vertex) { return is_data_collective(graph_, vertex); });
+    for (int rank = 0; reduces && rank < schedule_.num_ranks(); ++rank) links.push_back({rank, rank});
     return cost_.sharing(links);
   }
 

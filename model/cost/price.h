@@ -13,8 +13,9 @@ namespace sluice::model {
 struct Prices {
   std::vector<Duration> duration;      // by vertex: the time for which it occupies its lanes
   std::vector<Duration> lane_latency;  // by lane: the time from the end of a transfer until it arrives
-  LinkSharing
-      sharing;  // by link lane, the first being lane 2 num_ranks; empty: durations do not depend on other transfers
+  // By link lane, the first being lane 2 num_ranks, and, if the graph has any, of the data-parallel collectives of each
+  // rank; empty: durations do not depend on other transfers.
+  LinkSharing sharing;
 };
 
 // Queries `cost` once per kind of op, stage and slice, and rounds each result once to nanoseconds. Throws InputError

@@ -7,12 +7,21 @@
 #include <utility>
 
 #include "model/cluster/placement.h"
+#include "model/cost/collectives.h"
 
 namespace sluice::model {
 namespace {
 
 // A resource represented by its column: the links that use it, each with its number of flows.
 using Column = std::vector<std::pair<int, int>>;
+
+// Part of a transfer's bandwidth, of a port or card, that the ring of a data-parallel collective takes at full speed.
+double ring_speed(const Cluster& cluster, const Placement& placement, const Reach& group) {
+  const Link& link = group.nodes == 1 ? cluster.intra_node : cluster.inter_node;
+  double ring = Collectives(cluster, placement).ring_bytes_per_s(group);
+  if (group.nodes > 1) ring /= group.per_node;  // of each way out of the node
+  return std::min(1.0, ring / (link.bandwidth_bytes_per_s * link.transfer_efficiency));
+}
 
 }  // namespace
 
@@ -23,12 +32,18 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
   std::map<std::int64_t, Column> columns;  // ports and cards, by kind, direction and location
   for (int i = 0; i < std::ssize(links); ++i) {
     const auto [from, to] = links[i];
-    const bool inside = placement.pair(from, to).nodes == 1;
+    const bool collective = from == to;
+    const Reach group = collective ? placement.data_group() : placement.pair(from, to);
+    if (collective && group.size <= 1) continue;
+    const bool inside = group.nodes == 1;
     const bool of_node = !inside && !cluster.nic_per_gpu;
     SharedLink& link = out.links[i];
     link.policy = (inside ? cluster.intra_node : cluster.inter_node).sharing;
-    if (link.policy == Sharing::none) continue;
-    if (of_node) link.speed = 1.0 / placement.senders_per_node(from, to);
+    if (link.policy == Sharing::none || (collective && link.policy == Sharing::queue)) continue;
+    if (collective) {
+      link.speed = ring_speed(cluster, placement, group);
+    } else if (of_node)
+      link.speed = 1.0 / placement.senders_per_node(from, to);
     const auto load = [&](int world_rank, bool incoming) {
       const std::int64_t place = of_node ? placement.node_of(world_rank) : world_rank;
       Column& column = columns[4 * place + (inside ? 2 : 0) + (incoming ? 1 : 0)];
@@ -38,7 +53,7 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
     for (int replica = 0; replica < placement.replicas(); ++replica) {
       const int sender = placement.world_rank(from, replica);
       const int receiver = placement.world_rank(to, replica);
-      if (!inside && placement.node_of(sender) == placement.node_of(receiver)) continue;
+      if (!collective && !inside && placement.node_of(sender) == placement.node_of(receiver)) continue;
       load(sender, false);
       load(receiver, true);
     }

@@ -10,7 +10,7 @@ namespace sluice::model {
 
 class Placement;
 
-// The pipeline ranks at the ends of a link lane.
+// The pipeline ranks at the ends of a link lane. Equal ends: the data-parallel collectives of that rank.
 struct LinkEnds {
   int from = 0;
   int to = 0;
@@ -33,7 +33,7 @@ struct SharedLink {
 
 // The contention between links. `fair`: the flows of a resource have equal rates, except for those that are limited
 // further by another resource or by their own full speed (max-min fairness). `queue`: a transfer has its resources
-// exclusively, first come first served.
+// exclusively, first come first served; collectives, which send in chunks, do not queue and share nothing.
 struct LinkSharing {
   int num_resources = 0;
   std::vector<SharedLink> links;
@@ -47,7 +47,8 @@ struct LinkSharing {
 // its slowest replica, and only replicas of that kind load it. Resources that the same links use equally are merged,
 // and those that cannot delay any transfer are omitted. A link whose own replicas alone would overload a resource (more
 // of them arrive at a node than any node sends, which prices do not consider) uses all of it. `wire_fraction` is left
-// at 1.
+// at 1. The ring of a data-parallel collective, which all replicas of its rank run concurrently, takes the fraction of
+// each of their ports or cards, in both directions, that its bandwidth is of a transfer's.
 LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster, const Placement& placement);
 
 }  // namespace sluice::model

@@ -33,4 +33,10 @@ Links make_links(const Schedule& schedule, LaneId first_lane) {
   return links;
 }
 
+bool is_data_collective(const OpGraph& graph, const Vertex& vertex) {
+  if (vertex.kind != VertexKind::collective) return false;
+  const CollectiveKind kind = graph.collective(vertex).kind;
+  return kind == CollectiveKind::gradient_reduce || kind == CollectiveKind::parameter_gather;
+}
+
 }  // namespace sluice::model

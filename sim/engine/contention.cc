@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/graph/links.h"
 #include "model/to_size.h"
 #include "sim/engine/shared_links.h"
 
@@ -15,6 +16,15 @@ constexpr LaneId kNoLane = -1;
 Duration on_wire(const SharedLink& link, Duration takes) {
   if (link.wire_fraction >= 1) return takes;
   return Duration{std::llround(link.wire_fraction * static_cast<double>(takes.count()))};
+}
+
+// Place of a vertex in `sharing.links`; -1 for one that shares nothing.
+int link_of(const OpGraph& graph, const LinkSharing& sharing, const Vertex& vertex) {
+  const int ranks = graph.schedule().num_ranks();
+  if (vertex.kind == VertexKind::transfer) return vertex.lane - 2 * ranks;
+  if (!is_data_collective(graph, vertex)) return -1;
+  const auto link = static_cast<int>(graph.lanes().size()) - 2 * ranks + vertex.lane - ranks;
+  return link < std::ssize(sharing.links) ? link : -1;
 }
 
 // Each lane processes its vertices, ahead of the clock, as far as the times of their dependencies are known. It stops
@@ -57,7 +67,8 @@ class ContendedRun {
   bool step() {
     const int link = links_.next_end();
     if (link < 0) return false;
-    const LaneId lane = first_link_ + link;
+    const int num_links = static_cast<int>(lanes_.size()) - first_link_;
+    const LaneId lane = link < num_links ? first_link_ + link : graph_.collective_lane(link - num_links);
     LaneState& state = lanes_[lane];
     resolve(lane, order_[state.first + state.position], links_.began(link), links_.now() + state.off_wire);
     advance(lane);
@@ -134,11 +145,12 @@ class ContendedRun {
         start = std::max(start, done(need, state.copy));
       }
       const Duration takes = prices_.duration[v];
-      if (transfer && links_.shares(lane - first_link_)) {
-        const Duration wire = on_wire(prices_.sharing.links[lane - first_link_], takes);
+      const int link = link_of(graph_, prices_.sharing, vertices_[v]);
+      if (link >= 0 && links_.shares(link)) {
+        const Duration wire = on_wire(prices_.sharing.links[to_size(link)], takes);
         if (wire > Duration{0}) {
           state.off_wire = takes - wire;
-          links_.add(lane - first_link_, start, wire, tie(lane, state.copy, v));
+          links_.add(link, start, wire, tie(lane, state.copy, v));
           return;
         }
       }
@@ -243,17 +255,17 @@ bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshar
     Duration start{};
     Duration end{};
   };
-  const auto first_link = to_size(std::int64_t{2} * graph.schedule().num_ranks());
   const std::vector<SharedLink>& links = prices.sharing.links;
   std::vector<std::size_t> transfers(links.size(), 0);
   for (const Vertex& vertex : graph.vertices()) {
-    if (vertex.kind == VertexKind::transfer) ++transfers[to_size(vertex.lane) - first_link];
+    if (const int link = link_of(graph, prices.sharing, vertex); link >= 0) ++transfers[to_size(link)];
   }
   std::vector<std::vector<Passage>> passages(links.size());  // in their order
   for (std::size_t link = 0; link < links.size(); ++link) passages[link].reserve(transfers[link]);
   for (VertexId v = 0; v < graph.size(); ++v) {
-    if (graph[v].kind != VertexKind::transfer) continue;
-    const std::size_t link = to_size(graph[v].lane) - first_link;
+    const int place = link_of(graph, prices.sharing, graph[v]);
+    if (place < 0) continue;
+    const std::size_t link = to_size(place);
     const Duration wire = links[link].uses.empty() ? Duration{0} : on_wire(links[link], prices.duration[v]);
     if (wire > Duration{0}) passages[link].push_back({unshared.start[v], unshared.start[v] + wire});
   }

@@ -13,7 +13,8 @@ namespace sluice::sim {
 // Simulates a graph whose links share resources (`prices.sharing`). The rules are those of the sweep: a vertex starts
 // when its dependencies have ended or arrived and its lanes are free, and lanes run their vertices in order. In
 // addition, a transfer occupies its lane until all its bytes have moved at the rates that concurrent transfers leave
-// it, and a queued transfer starts only when its resources are free. Only the starts and ends of such transfers are
+// it, and a queued transfer starts only when its resources are free. Data-parallel collectives on shared ports or cards
+// are such transfers too, from one rank to itself. Only the starts and ends of such transfers are
 // events; all other times follow from them without one. Precondition: `prices` belong to `graph`.
 Timeline simulate_contended(const OpGraph& graph, const Prices& prices);
 

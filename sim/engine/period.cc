@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/to_size.h"
 #include "sim/engine/contention.h"
 #include "sim/engine/sweep.h"
 
@@ -73,6 +74,18 @@ Duration contended_period(const OpGraph& graph, const Prices& prices, const std:
   return *period;
 }
 
+// Whether transfers share a resource among themselves; collectives are not repeated.
+bool transfers_share(const OpGraph& graph, const LinkSharing& sharing) {
+  std::vector<int> users(to_size(sharing.num_resources), 0);
+  const std::size_t links = graph.lanes().size() - to_size(std::int64_t{2} * graph.schedule().num_ranks());
+  for (std::size_t link = 0; link < std::min(links, sharing.links.size()); ++link) {
+    for (const ResourceUse& use : sharing.links[link].uses) {
+      if (++users[to_size(use.resource)] > 1) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 Duration repeated_period(const OpGraph& graph, const Prices& prices) {
@@ -80,7 +93,7 @@ Duration repeated_period(const OpGraph& graph, const Prices& prices) {
   for (std::size_t i = 0; i < graph.lanes().size(); ++i) {
     if (graph.lanes()[i].kind != LaneKind::collective) lanes.push_back(i);
   }
-  if (!prices.sharing.empty()) return contended_period(graph, prices, lanes);
+  if (transfers_share(graph, prices.sharing)) return contended_period(graph, prices, lanes);
   constexpr std::int64_t kMaxVisits = 400'000'000;
   std::int64_t rounds = most_rounds(graph, kMaxVisits);
   LaneTimes lane_free(graph.lanes().size(), Duration{0});

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "model/graph/links.h"
 #include "model/to_size.h"
 
 namespace sluice::sim {
@@ -238,6 +239,10 @@ bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle
     if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
   }
   const Duration from = first - growth - longest;
+  // A collective that is under way would end before the blocks that are added.
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (is_data_collective(graph_, graph_[v]) && timeline.start[v] < first && timeline.end[v] > from) return false;
+  }
   std::vector<char> repeats(graph_.size(), 0);
   for (const auto& [vertices, per_block] : repeats_) {
     const auto distance = to_size(cycle * per_block);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "sim/engine/shared_links.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
+#include "tests/support/shapes.h"
 
 namespace sluice::test {
 namespace {
@@ -118,6 +120,39 @@ TEST(Contention, EqualsTheSweepWithoutContention) {
     }
   });
   EXPECT_GT(count, small() ? 200 : 1000);
+}
+
+// Two ranks, one microbatch: F 1 s, transfers 2 s, B 3 s, reductions 4 s. F0 0-1, F1 3-4, B1 4-7. Then rank 1 sends 2 s
+// of gradients and reduces its own: on one port at half speed each until 11, and 2 s of the reduction alone. B0 11-14
+// and its reduction follow. A ring of half the port's bandwidth keeps it, and the transfer has the other half.
+TEST(Contention, CollectivesSharePortsWithTransfers) {
+  class Seconds : public CostModel {
+   public:
+    double compute_s(OpKind kind, int, const MicrobatchShape&, int) const override { return kind == OpKind::F ? 1 : 3; }
+    TransferTime transfer(int, int, std::int64_t) const override { return {.occupied_s = 2, .latency_s = 0}; }
+    double collective_s(CollectiveKind, int, std::int64_t) const override { return 4; }
+  };
+  const Schedule schedule = test::make("1f1b", {.p = 2, .m = 1});
+  const OpGraph graph = lower(schedule, {.data_parallel = 2, .overlap_grad_reduce = true});
+  Prices prices = price(graph, Seconds());
+  const auto ends = [&](const LinkSharing& sharing) {
+    prices.sharing = sharing;
+    const Timeline timeline = simulate(graph, prices);
+    std::map<std::string, int> out;
+    for (VertexId v = 0; v < graph.size(); ++v) out[graph.name(v)] = static_cast<int>(to_seconds(timeline.end[v]));
+    return std::array{out.at("B(stage 0, mb 0)"), out.at("gradient reduce(stage 1, step 0)"),
+                      out.at("gradient reduce(stage 0, step 0)")};
+  };
+  const auto port = [&](double ring) {
+    LinkSharing sharing{.num_resources = 1, .links = std::vector<SharedLink>(4)};  // 0->1, 1->0, rank 0, rank 1
+    sharing.links[1] = shared(Sharing::fair, {{0, 1}});
+    sharing.links[3] = shared(Sharing::fair, {{0, ring}});
+    sharing.links[3].speed = ring;
+    return sharing;
+  };
+  EXPECT_EQ(ends({}), (std::array{12, 11, 16}));
+  EXPECT_EQ(ends(port(1)), (std::array{14, 13, 18}));
+  EXPECT_EQ(ends(port(0.5)), (std::array{14, 11, 18}));
 }
 
 TEST(Contention, SlowsDownWithinOrderAndCapacity) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 
 #include "model/cost/analytic.h"
@@ -123,6 +124,31 @@ TEST(LinkSharingTest, ExcludesTheAllGatherAfterATransfer) {
   EXPECT_NEAR(fraction(), wire / (wire + gather), 1e-12);
   training.scatter_gather = false;
   EXPECT_EQ(fraction(), 1);
+}
+
+// Two replicas on two nodes for each of two pipeline ranks: transfers and collectives (links 2 and 3) share the cards
+// of the rank that sends or receives. A ring of one member per node reaches collective_efficiency of a card.
+TEST(LinkSharingTest, OfCollectivesIsWithTheirRanksTransfers) {
+  Cluster cluster = load_cluster("dgx-h100", 4);
+  const auto with_collectives = [&](const Training& training) {
+    const std::vector<LinkEnds> links = {{0, 1}, {1, 0}, {0, 0}, {1, 1}};
+    return link_sharing(links, cluster, Placement(training, cluster));
+  };
+  const LinkSharing sharing = with_collectives(sharing_sizes(8, 2, 2));
+  const Link& network = cluster.inter_node;
+  const double ring = std::min(1.0, network.collective_efficiency / network.transfer_efficiency);
+  EXPECT_EQ(sharing.num_resources, 4);
+  ASSERT_EQ(sharing.links.size(), 4u);
+  EXPECT_EQ(sharing.links[0].uses.size(), 2u);
+  ASSERT_EQ(sharing.links[3].uses.size(), 2u);
+  EXPECT_DOUBLE_EQ(sharing.links[3].speed, ring);
+  EXPECT_DOUBLE_EQ(sharing.links[3].uses[0].share, ring);
+  // Replicas within a node use its ports, transfers the cards; nothing is shared, as without replicas.
+  EXPECT_TRUE(with_collectives(sharing_sizes(4, 2, 2)).empty());
+  EXPECT_TRUE(with_collectives(sharing_sizes(8, 1, 2)).empty());
+  // Collectives do not queue.
+  cluster.inter_node.sharing = Sharing::queue;
+  EXPECT_TRUE(with_collectives(sharing_sizes(8, 2, 2)).empty());
 }
 
 }  // namespace
