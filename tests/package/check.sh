@@ -189,7 +189,7 @@ case $name in
     }
     cd "$work" && rm -rf folder && mkdir folder && touch folder/mine.json
     expect "schedules schedule" sluice sched
-    expect "--gantt" sluice simulate --ga
+    expect "--gantt" sluice simulate --gan
     expect "auto always" sluice simulate --color a
     expect "always" sluice simulate --color = al
     expect "zb-h1 zb-h2" sluice simulate --json --schedule zb-h

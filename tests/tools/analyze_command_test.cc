@@ -102,6 +102,20 @@ TEST_F(Analyze, RecognisesSimulatedSchedules) {
   }
 }
 
+// Recomputation is part of its backward, not a delay.
+TEST_F(Analyze, CountsRecomputation) {
+  const std::string trace = folder_.path("recompute.json.gz");
+  const CommandResult made =
+      run_sluice(words("simulate --model gpt2 --cluster dgx-a100-80gb --pp 4 --microbatches 8 --recompute full "
+                       "--seq-length 1024 --trace " +
+                       trace));
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  const json found = document(trace);
+  const double measured = found["mean_step"]["measured_s"].get<double>();
+  EXPECT_NEAR(found["mean_step"]["replayed_s"].get<double>(), measured, 0.01 * measured);
+  EXPECT_LT(found["slowdown"]["observed"]["span_absolute_error"].get<double>(), 0.02);
+}
+
 TEST_F(Analyze, NamesWhatIsWrong) {
   const auto refused = [&](const std::string& flags, const std::string& what) {
     const CommandResult result = run(flags);

@@ -164,6 +164,9 @@ void create_files_of_a_reader() {
       "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
       "--vocab-size 51200 --micro-batch-size 1 --global-batch-size 16 --bf16\n");
   fs::copy_file(kRoot / "tests/fuzz/corpus/import/nemo.yaml", "megatron_gpt_config.yaml");
+  const fs::path samples = kRoot / "tests/traces/measured/samples";
+  fs::copy(samples / "primus_pp8", "pp_logs");
+  fs::copy_file(samples / "bytedance/timeline-ST.json.gz", "timeline.json.gz");
   model::write_file_whole("kernel_times.json",
                           R"({"schema": "sluice.kernel_times/1", "gpu": "A100-80GB", "device": "NVIDIA A100-SXM4-80GB",
                               "library": "PyTorch 2.8.0", "kernels": [{"kernel": "gemm", "pass": "forward",

@@ -16,6 +16,8 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kExamples = SLUICE_SOURCE_DIR "/examples/";
 const std::string kLlama =

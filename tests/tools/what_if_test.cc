@@ -149,36 +149,36 @@ TEST(Stragglers, LinksAreNamedToo) {
   EXPECT_EQ(run_sluice(words("simulate --pp 4 --microbatches 8")).out.find(" carries "), std::string::npos);
 }
 
-const std::string kLlama = "--model llama3-8b --cluster dgx-h100 --gbs 64 --seq-length 4096 ";
+const std::string kLlamaCase = "--model llama3-8b --cluster dgx-h100 --gbs 64 --seq-length 4096 ";
 
 TEST(Gpus, TheFirstLineSaysHowManyAreUsed) {
   const auto first_line = [](const std::string& flags) {
-    const std::string out = run_sluice(words("simulate " + kLlama + flags)).out;
+    const std::string out = run_sluice(words("simulate " + kLlamaCase + flags)).out;
     return out.substr(0, out.find('\n'));
   };
   EXPECT_NE(first_line("--pp 4 --tp 2 --nodes 64").find("; 8 of 512 GPUs, 64 x "), std::string::npos);
   EXPECT_NE(first_line("--pp 4 --tp 2").find("; 8 GPUs, 1 x "), std::string::npos);
-  const json result = answer(kLlama + "--pp 4 --tp 2 --nodes 64");
+  const json result = answer(kLlamaCase + "--pp 4 --tp 2 --nodes 64");
   EXPECT_EQ(result.at("gpus"), (json{{"used", 8}, {"cluster", 512}}));
   EXPECT_DOUBLE_EQ(result.at("throughput").at("tokens_per_s_per_device").get<double>(),
                    result.at("throughput").at("tokens_per_s").get<double>() / 8);
 }
 
 TEST(Gpus, SetTheNumberOfReplicas) {
-  const json by_dp = answer(kLlama + "--pp 2 --tp 2 --dp 4");
-  EXPECT_EQ(answer(kLlama + "--pp 2 --tp 2 --gpus 16"), by_dp);
+  const json by_dp = answer(kLlamaCase + "--pp 2 --tp 2 --dp 4");
+  EXPECT_EQ(answer(kLlamaCase + "--pp 2 --tp 2 --gpus 16"), by_dp);
   const TemporaryFolder folder;
   write_file_whole(folder.path("s.json"), R"({"model": "llama3-8b", "cluster": "dgx-h100",
       "parallelism": {"pp": 2, "tp": 2, "dp": 2}, "batch": {"global_batch": 64, "sequence_length": 4096}})");
   EXPECT_EQ(answer(folder.path("s.json") + " --gpus 16"), by_dp);  // replaces dp
-  EXPECT_EQ(error_of(kLlama + "--pp 2 --tp 2 --gpus 18"),
+  EXPECT_EQ(error_of(kLlamaCase + "--pp 2 --tp 2 --gpus 18"),
             "sluice: --gpus: expected a multiple of tp x cp x pp = 2 x 1 x 2, got 18\n");
-  EXPECT_EQ(error_of(kLlama + "--pp 2 --gpus 8 --dp 4"), "sluice: --gpus: specify dp or gpus, not both, got 8\n");
-  EXPECT_EQ(error_of(kLlama + "--gpus 8"), "sluice: --gpus: requires pp, got 8\n");
+  EXPECT_EQ(error_of(kLlamaCase + "--pp 2 --gpus 8 --dp 4"), "sluice: --gpus: specify dp or gpus, not both, got 8\n");
+  EXPECT_EQ(error_of(kLlamaCase + "--gpus 8"), "sluice: --gpus: requires pp, got 8\n");
 }
 
 TEST(Gpus, AppearInSweepsWhereTheirNumberVaries) {
-  const std::string sweep = "simulate " + kLlama + "--pp 2 --sweep tp=1,2";
+  const std::string sweep = "simulate " + kLlamaCase + "--pp 2 --sweep tp=1,2";
   const std::string varies = run_sluice(words(sweep)).out;
   EXPECT_NE(varies.find("GPUs"), std::string::npos);
   EXPECT_NE(varies.find("tokens/s/GPU"), std::string::npos);
@@ -262,7 +262,7 @@ TEST(Output, ValuesThatAreNotKnownAreNull) {
   const json point =
       json::parse(run_sluice(words("simulate --microbatches 2 --sweep pp=2 --json")).out).at("points").at(0);
   for (const char* key : {"peak_memory_bytes", "tokens_per_s", "mfu"}) EXPECT_TRUE(point.at(key).is_null()) << key;
-  EXPECT_GT(answer(kLlama + "--pp 4").at("ranks").at(0).at("peak_memory_bytes"), 0);
+  EXPECT_GT(answer(kLlamaCase + "--pp 4").at("ranks").at(0).at("peak_memory_bytes"), 0);
 }
 
 TEST(Output, TheCriticalPathNamesChunks) {

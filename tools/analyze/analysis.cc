@@ -93,8 +93,9 @@ class AnalysisText {
     worst("rank", &Slowdown::by_rank);
     for (std::size_t kind = 0; kind < kNumMeasuredKinds; ++kind) {
       if (observed.by_kind[kind] == 0) continue;
-      row(fmt::format("only {}", slowdown_kind_name(static_cast<MeasuredKind>(kind))),
-          [&](const Slowdown& each) { return std::optional(each.by_kind[kind]); });
+      row(fmt::format("only {}", slowdown_kind_name(static_cast<MeasuredKind>(kind))), [&](const Slowdown& each) {
+        return each.by_kind[kind] > 0 ? std::optional(each.by_kind[kind]) : std::nullopt;
+      });
     }
     row("M_S, share of the last rank", [](const Slowdown& each) { return each.last_rank_share; });
     const std::vector<int>& slowest = (published ? *published : observed).worst_workers;
@@ -191,7 +192,7 @@ nlohmann::ordered_json analysis_document(const Analysis& analysis) {
                                    {"saved_s", cause.saved_seconds},
                                    {"gpu_hours_per_day", gpu_hours_per_day(analysis, cause.saved_seconds)}};
     if (cause.worker >= 0) {
-      each["rank"] = run.rank_of(cause.worker);
+      if (cause.kind != SlowCause::Kind::replica) each["rank"] = run.rank_of(cause.worker);
       if (cause.kind != SlowCause::Kind::stage) each["replica"] = run.replica_of(cause.worker);
     }
     if (cause.step >= 0) each["step"] = cause.step;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "tools/analyze/heat_maps.h"
 #include "tools/analyze/measured_scenario.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "traces/measured/read_measured.h"
 #include "traces/measured/worker_clocks.h"
@@ -31,6 +33,9 @@ struct AnalyzeOptions {
   std::optional<int> gpus;
 };
 
+// Above this difference between replayed and measured steps, a note warns.
+constexpr double kMostReplayError = 0.01;
+
 int analyze_command(const AnalyzeOptions& options) {
   std::optional<NameMap> names;
   if (!options.names.empty()) names.emplace(read_file(options.names), options.names);
@@ -40,22 +45,31 @@ int analyze_command(const AnalyzeOptions& options) {
   align_worker_clocks(read);
   analysis.run = with_estimated_receives(std::move(read));
   MeasuredRun& run = analysis.run;
+  drop_steps_without_graph(run, options.timeline);
   analysis.gpus = options.gpus.value_or(run.workers());
   analysis.schedule = recognise(run);
   // The published rules describe 1F1B and its interleaved variant; other schedules may contradict them.
   try {
     analysis.published = slowdown_of(run, step_graphs(run, ReceiveRule::published));
   } catch (const InputError& error) {
-    run.notes.push_back(fmt::format("no slowdown by the published rules: {}", error.what()));
+    run.notes.push_back(
+        fmt::format("no slowdown by the published rules, which do not describe this run: {}", error.what()));
   }
-  try {
-    analysis.graphs = step_graphs(run, ReceiveRule::observed);
-  } catch (const InputError& error) {
-    throw InputError(fmt::format("{}: {}", options.timeline, error.what()));
-  }
+  analysis.graphs = step_graphs(run, ReceiveRule::observed);
   analysis.observed = slowdown_of(run, analysis.graphs);
   analysis.what_if = causes_of_slowness(run, analysis.graphs);
+  const double error = analysis.what_if.replayed / analysis.what_if.measured - 1;
+  if (std::abs(error) > kMostReplayError) {
+    run.notes.push_back(
+        fmt::format("replayed steps differ by {:+.1f} % from the measured ones: the timeline waits for other reasons "
+                    "than the replay, "
+                    "and causes and what-ifs are as uncertain",
+                    100 * error));
+  }
   if (!options.heat_maps.empty()) write_file_whole(options.heat_maps, heat_maps(analysis));
+  if (!options.scenario.empty() && analysis.schedule.family.empty()) {
+    print_message("--scenario: the schedule is none of the families; the scenario has 1f1b");
+  }
   if (!options.scenario.empty()) write_file_whole(options.scenario, measured_scenario(analysis).dump(2) + "\n");
   if (options.json) {
     fmt::print("{}\n", analysis_document(analysis).dump(2));

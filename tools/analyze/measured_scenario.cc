@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "model/schedule/family.h"
 #include "model/to_size.h"
 
 namespace sluice::tools {
@@ -69,7 +70,10 @@ nlohmann::ordered_json measured_scenario(const Analysis& analysis) {
   nlohmann::ordered_json out;
   out["schema"] = "sluice.scenario/1";
   out["parallelism"] = {{"pp", run.ranks}};
-  if (run.chunks > 1) out["parallelism"]["vpp"] = run.chunks;
+  if (run.chunks > 1 ||
+      (!analysis.schedule.family.empty() && find_family(analysis.schedule.family).fixed_chunks == 0)) {
+    out["parallelism"]["vpp"] = run.chunks;
+  }
   out["batch"] = {{"microbatches", run.microbatches}};
   out["schedule"] = {{"name", analysis.schedule.family.empty() ? "1f1b" : analysis.schedule.family}};
   out["cost"] = {{"kind", "uniform"},

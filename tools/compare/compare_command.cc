@@ -157,9 +157,11 @@ Subcommand add_compare_command(CLI::App& app) {
       ->add_option("--top", options->top,
                    "Number of ops with the largest differences to list, 0 to 1000000 (default 10)")
       ->check(CLI::Range(0, 1000000));
-  command->add_option("--step", options->step,
-                      "Iteration of a trace with several: its ProfilerStep, or its index from 0; traces with one "
-                      "iteration ignore it (default: the last complete one)");
+  command->add_option(
+      "--step", options->step,
+      "Iteration of a trace with several: its ProfilerStep, or its index from 0, or the number of a step in "
+      "timelines of ByteDance and Primus; traces with one "
+      "iteration ignore it (default: the last complete one)");
   command->add_flag("--by-kind", options->by_kind,
                     "Compare only kinds of ops and ranks, also of different schedules (default: off)");
   return {command, [options] { return compare_command(*options); }};

@@ -18,13 +18,14 @@ namespace sluice::traces {
 namespace {
 
 constexpr int kCauseLanes = 8;
-constexpr double kSlowerBy = 1.01;        // a worker or a rank
-constexpr double kLinkSlowerBy = 1.2;     // a link
-constexpr double kPauseOfStep = 0.005;    // a pause is longer than this fraction of its step,
-constexpr double kPauseOfPass = 0.3;      // than this fraction of its pass,
-constexpr double kPauseOfNoise = 8;       // and than this many median absolute deviations
-constexpr double kWorthNaming = 0.001;    // of a step
-constexpr std::size_t kMostPauses = 200;  // are replayed
+constexpr double kSlowerBy = 1.01;         // a worker or a rank
+constexpr double kLinkSlowerBy = 1.2;      // a link
+constexpr double kPauseOfStep = 0.005;     // a pause is longer than this fraction of its step,
+constexpr double kPauseOfPass = 0.3;       // than this fraction of its pass,
+constexpr double kPauseOfNoise = 8;        // and than this many median absolute deviations
+constexpr double kWorthNaming = 0.001;     // of a step
+constexpr std::size_t kMostPauses = 100;   // are replayed
+constexpr std::size_t kMostVariants = 48;  // of workers, and of links
 
 double mean_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -208,95 +209,174 @@ class SlownessAnalysis {
     }
   }
 
-  void add_workers() {
-    if (run_.replicas * run_.shards < 2) return;
-    for (int worker = 0; worker < run_.workers(); ++worker) {
-      Variant variant = new_variant(SlowCause::Kind::worker, worker);
-      std::array<double, 4> own_sum{};
-      std::array<double, 4> usual_sum{};
-      for (int kind = 0; kind < 4; ++kind) {
-        for (int chunk = 0; chunk < run_.chunks; ++chunk) {
-          const std::size_t at = class_of(worker, chunk, static_cast<MeasuredKind>(kind));
-          const double usual = rank_time(run_.rank_of(worker), chunk, kind);
-          own_sum[to_size(kind)] += typical_[at];
-          usual_sum[to_size(kind)] += usual;
-          if (typical_[at] > usual && usual > 0) variant.factor[at] = usual / typical_[at];
+  // The typical time of the passes of a kind on a rank of a replica, over its chunks: the lower median over its tensor
+  // ranks, which wait for each other.
+  double own_time(int replica, int rank, int kind) const {
+    std::vector<double> values;
+    for (int shard = 0; shard < run_.shards; ++shard) {
+      double sum = 0;
+      for (int chunk = 0; chunk < run_.chunks; ++chunk) {
+        sum += typical_[class_of(run_.worker(replica, rank, shard), chunk, static_cast<MeasuredKind>(kind))];
+      }
+      values.push_back(sum);
+    }
+    return lower_median(std::move(values));
+  }
+  // Over the times of the rank in all replicas, by kind of pass; 0 for kinds that do not occur.
+  std::array<double, 4> ratios_of(int replica, int rank) {
+    std::array<double, 4> ratio{};
+    for (int kind = 0; kind < 4; ++kind) {
+      const double usual = rank_time(rank, kind);
+      if (usual > 0) ratio[to_size(kind)] = own_time(replica, rank, kind) / usual;
+    }
+    return ratio;
+  }
+  double ratio_of(int replica, int rank) {
+    double own = 0;
+    double usual = 0;
+    for (int kind = 0; kind < 4; ++kind) {
+      own += own_time(replica, rank, kind);
+      usual += rank_time(rank, kind);
+    }
+    return usual > 0 ? own / usual : 1;
+  }
+  void scale(Variant& variant, int replica, int rank, const std::array<double, 4>& ratio) const {
+    for (int shard = 0; shard < run_.shards; ++shard) {
+      for (int chunk = 0; chunk < run_.chunks; ++chunk) {
+        for (int kind = 0; kind < 4; ++kind) {
+          double& factor =
+              variant.factor[class_of(run_.worker(replica, rank, shard), chunk, static_cast<MeasuredKind>(kind))];
+          if (ratio[to_size(kind)] > 1) factor = 1 / ratio[to_size(kind)];
         }
       }
-      const double own = std::accumulate(own_sum.begin(), own_sum.end(), 0.0);
-      const double usual = std::accumulate(usual_sum.begin(), usual_sum.end(), 0.0);
-      if (own < usual * kSlowerBy) continue;
-      std::array<double, 4> ratio{};
-      for (std::size_t kind = 0; kind < 4; ++kind)
-        ratio[kind] = usual_sum[kind] > 0 ? own_sum[kind] / usual_sum[kind] : 0;
-      variant.cause.what =
-          fmt::format("{}: passes take longer than on its rank elsewhere ({} times): its device or host",
-                      run_.name_of(worker), ratios_text(ratio));
-      variants_.push_back(std::move(variant));
     }
   }
+  std::string name_of_rank(int replica, int rank) const {
+    return run_.replicas > 1 ? fmt::format("replica {} rank {}", replica, rank) : fmt::format("rank {}", rank);
+  }
 
-  // Links between neighbouring ranks, in both directions.
-  void add_links() {
-    using Direction = std::array<MeasuredKind, 2>;
-    constexpr Direction kForward = {MeasuredKind::forward_send, MeasuredKind::forward_receive};
-    constexpr Direction kBackward = {MeasuredKind::backward_receive, MeasuredKind::backward_send};
-    struct End {
-      int worker = 0;
-      MeasuredKind kind{};
-    };
-    const auto ends_of = [&](int replica, int rank, int shard, const Direction& direction) {
-      const int next = (rank + 1) % run_.ranks;
-      return std::array<End, 2>{End{run_.worker(replica, rank, shard), direction[0]},
-                                End{run_.worker(replica, next, shard), direction[1]}};
-    };
-    const auto time_of = [&](const End& end) {
-      double sum = 0;
-      int count = 0;
-      for (int chunk = 0; chunk < run_.chunks; ++chunk) {
-        const double time = typical_[class_of(end.worker, chunk, end.kind)];
-        sum += time;
-        count += time > 0 ? 1 : 0;
+  // A replica whose ranks are all slower has longer sequences or a slower network; a single rank has a slower device.
+  void add_workers() {
+    if (run_.replicas < 2) return;
+    Variant all = new_variant(SlowCause::Kind::worker, -1);
+    std::size_t slow = 0;
+    std::vector<std::tuple<double, int, int>> workers;  // ratio, replica, rank
+    for (int replica = 0; replica < run_.replicas; ++replica) {
+      std::vector<double> of_ranks;
+      for (int rank = 0; rank < run_.ranks; ++rank) of_ranks.push_back(ratio_of(replica, rank));
+      const double whole = run_.ranks > 1 ? lower_median(of_ranks) : 1;
+      if (whole > kSlowerBy) {
+        Variant variant = new_variant(SlowCause::Kind::replica, run_.worker(replica, 0));
+        for (int rank = 0; rank < run_.ranks; ++rank) scale(variant, replica, rank, {whole, whole, whole, whole});
+        variant.cause.what = fmt::format(
+            "replica {}: passes of most ranks take {:.2f} times as long as in other replicas: longer sequences, or its "
+            "nodes",
+            replica, whole);
+        variants_.push_back(std::move(variant));
       }
-      return count == 0 ? 0 : sum / count;
-    };
-    const auto for_each_link = [&](const auto& on_link) {
-      for (int replica = 0; replica < run_.replicas; ++replica) {
-        for (int rank = 0; rank < (run_.chunks > 1 ? run_.ranks : run_.ranks - 1); ++rank) {
-          for (int shard = 0; shard < run_.shards; ++shard) on_link(replica, rank, shard);
-        }
-      }
-    };
-    std::map<MeasuredKind, double> usual;
-    for (const Direction& direction : {kForward, kBackward}) {
-      for (std::size_t side = 0; side < 2; ++side) {
-        std::vector<double> values;
-        for_each_link([&](int replica, int rank, int shard) {
-          const double time = time_of(ends_of(replica, rank, shard, direction)[side]);
-          if (time > 0) values.push_back(time);
-        });
-        usual[direction[side]] = lower_median(std::move(values));
+      for (int rank = 0; rank < run_.ranks; ++rank) {
+        const double beyond = of_ranks[to_size(rank)] / std::max(whole, 1.0);
+        if (beyond > kSlowerBy) workers.emplace_back(beyond, replica, rank);
       }
     }
-    for_each_link([&](int replica, int rank, int shard) {
-      Variant variant = new_variant(SlowCause::Kind::link, run_.worker(replica, rank, shard));
-      double worst = 0;
-      for (const Direction& direction : {kForward, kBackward}) {
-        for (const End& end : ends_of(replica, rank, shard, direction)) {
-          const double own = time_of(end);
-          if (own <= 0 || usual[end.kind] <= 0) continue;
-          worst = std::max(worst, own / usual[end.kind]);
-          if (own < usual[end.kind]) continue;
-          for (int chunk = 0; chunk < run_.chunks; ++chunk) {
-            variant.factor[class_of(end.worker, chunk, end.kind)] = usual[end.kind] / own;
+    std::sort(workers.rbegin(), workers.rend());
+    for (const auto& [beyond, replica, rank] : workers) {
+      const std::array<double, 4> ratio = ratios_of(replica, rank);
+      std::array<double, 4> own = ratio;
+      for (double& each : own) each *= beyond / ratio_of(replica, rank);
+      scale(all, replica, rank, own);
+      if (++slow > kMostVariants) continue;
+      Variant variant = new_variant(SlowCause::Kind::worker, run_.worker(replica, rank));
+      scale(variant, replica, rank, own);
+      variant.cause.what =
+          fmt::format("{}: passes take longer than on this rank elsewhere ({} times): its device or host",
+                      name_of_rank(replica, rank), ratios_text(ratio));
+      variants_.push_back(std::move(variant));
+    }
+    if (slow < 2) return;
+    all.cause.what = fmt::format("all {} workers that take over {:.0f} % longer than the same rank elsewhere, together",
+                                 slow, 100 * (kSlowerBy - 1));
+    variants_.push_back(std::move(all));
+  }
+
+  // Links between neighbouring ranks, in both directions, of one replica or of all.
+  void add_links() {
+    if (!run_.stage_of_chunk.empty() && run_.chunks > 1) return;  // links of V placements have no rank of their own
+    using Direction = std::array<MeasuredKind, 2>;
+    constexpr Direction kDirections[] = {{MeasuredKind::forward_send, MeasuredKind::forward_receive},
+                                         {MeasuredKind::backward_receive, MeasuredKind::backward_send}};
+    const int links = run_.chunks > 1 ? run_.ranks : run_.ranks - 1;
+    // The end of a link at its first (0) or second rank.
+    const auto rank_at = [&](int link, std::size_t side) { return (link + static_cast<int>(side)) % run_.ranks; };
+    const auto time_of = [&](int replica, int link, const Direction& direction, std::size_t side) {
+      std::vector<double> values;
+      for (int shard = 0; shard < run_.shards; ++shard) {
+        for (int chunk = 0; chunk < run_.chunks; ++chunk) {
+          const double time =
+              typical_[class_of(run_.worker(replica, rank_at(link, side), shard), chunk, direction[side])];
+          if (time > 0) values.push_back(time);
+        }
+      }
+      return lower_median(std::move(values));
+    };
+    std::vector<std::tuple<double, int, int>> slow;  // how many times slower, replica (-1: all), link
+    const auto ratio_of_link = [&](int replica, int link, const Direction& direction, std::size_t side) {
+      std::vector<double> values;  // of the link in question, over its replicas
+      for (int each = replica < 0 ? 0 : replica; each < (replica < 0 ? run_.replicas : replica + 1); ++each) {
+        values.push_back(time_of(each, link, direction, side));
+      }
+      const double usual = usual_transfer_[direction[side]];
+      return usual > 0 ? lower_median(std::move(values)) / usual : 0;
+    };
+    for (const Direction& direction : kDirections) {
+      for (std::size_t side = 0; side < 2; ++side) {
+        std::vector<double> values;
+        for (int replica = 0; replica < run_.replicas; ++replica) {
+          for (int link = 0; link < links; ++link) {
+            const double time = time_of(replica, link, direction, side);
+            if (time > 0) values.push_back(time);
+          }
+        }
+        usual_transfer_[direction[side]] = lower_median(std::move(values));
+      }
+    }
+    for (int replica = run_.replicas > 1 ? -1 : 0; replica < run_.replicas; ++replica) {
+      for (int link = 0; link < links; ++link) {
+        double worst = 0;
+        for (const Direction& direction : kDirections) {
+          for (std::size_t side = 0; side < 2; ++side) {
+            worst = std::max(worst, ratio_of_link(replica, link, direction, side));
+          }
+        }
+        if (worst >= kLinkSlowerBy) slow.emplace_back(worst, replica, link);
+      }
+    }
+    std::sort(slow.rbegin(), slow.rend());
+    if (slow.size() > kMostVariants) slow.resize(kMostVariants);
+    for (const auto& [worst, replica, link] : slow) {
+      Variant variant = new_variant(SlowCause::Kind::link, run_.worker(std::max(replica, 0), link));
+      for (int each = std::max(replica, 0); each < (replica < 0 ? run_.replicas : replica + 1); ++each) {
+        for (const Direction& direction : kDirections) {
+          for (std::size_t side = 0; side < 2; ++side) {
+            const double ratio = ratio_of_link(each, link, direction, side);
+            if (ratio <= 1) continue;
+            for (int shard = 0; shard < run_.shards; ++shard) {
+              for (int chunk = 0; chunk < run_.chunks; ++chunk) {
+                variant.factor[class_of(run_.worker(each, rank_at(link, side), shard), chunk, direction[side])] =
+                    1 / ratio;
+              }
+            }
           }
         }
       }
-      if (worst < kLinkSlowerBy) return;
-      variant.cause.what = fmt::format("transfers between {} and rank {}: {:.2f} times the typical ones",
-                                       run_.name_of(run_.worker(replica, rank, shard)), (rank + 1) % run_.ranks, worst);
+      variant.cause.what =
+          fmt::format("transfers between ranks {} and {}{}: {:.2f} times the typical ones", link, rank_at(link, 1),
+                      run_.replicas == 1 ? ""
+                      : replica < 0      ? " in all replicas"
+                                         : fmt::format(" of replica {}", replica),
+                      worst);
       variants_.push_back(std::move(variant));
-    });
+    }
   }
 
   void replay_variants() {
@@ -426,13 +506,27 @@ class SlownessAnalysis {
       }
     }
     std::stable_sort(pauses.begin(), pauses.end(), [](const Pause& a, const Pause& b) { return a.excess > b.excess; });
-    if (pauses.size() > kMostPauses) pauses.resize(kMostPauses);
-    for (const Pause& pause : pauses) add_pause(pause);
+    // Tensor ranks of a worker wait for each other, so that a pause of one is one of all.
+    using Key = std::tuple<std::size_t, int, int, MeasuredKind, int, bool>;
+    std::map<Key, std::size_t> group_of;
+    std::vector<std::vector<Pause>> groups;
+    for (const Pause& pause : pauses) {
+      const MeasuredOp& op = *graphs_[pause.step].ops[pause.position];
+      const Key key{pause.step, run_.replica_of(op.worker), run_.rank_of(op.worker), op.kind, op.number, pause.before};
+      const auto [found, is_new] = group_of.try_emplace(key, groups.size());
+      if (is_new) groups.emplace_back();
+      groups[found->second].push_back(pause);
+    }
+    if (groups.size() > kMostPauses) groups.resize(kMostPauses);
+    for (const std::vector<Pause>& group : groups) add_pause(group);
   }
 
-  void add_pause(const Pause& pause) {
+  void add_pause(const std::vector<Pause>& group) {
+    const Pause& pause = group.front();
     StepGraph shorter = graphs_[pause.step];
-    (pause.before ? shorter.delay : shorter.transfer)[pause.position] -= pause.excess;
+    for (const Pause& each : group) {
+      (each.before ? shorter.delay : shorter.transfer)[each.position] -= each.excess;
+    }
     const double time = replay<1>(shorter, true, [&](std::size_t p, int) { return shorter.transfer[p]; })[0];
     const StepGraph& graph = graphs_[pause.step];
     const MeasuredOp& op = *graph.ops[pause.position];
@@ -440,7 +534,8 @@ class SlownessAnalysis {
     if (op.microbatch >= 0) name += fmt::format(" of microbatch {}", op.microbatch);
     const std::int64_t step = run_.steps[pause.step];
     out_.causes.push_back({.kind = SlowCause::Kind::pause,
-                           .what = fmt::format("{}: a pause of {:.1f} ms {} {} in step {}", run_.name_of(op.worker),
+                           .what = fmt::format("{}: a pause of {:.1f} ms {} {} in step {}",
+                                               name_of_rank(run_.replica_of(op.worker), run_.rank_of(op.worker)),
                                                pause.excess / 1e6, pause.before ? "before" : "in", name, step),
                            .worker = op.worker,
                            .step = step,
@@ -473,13 +568,15 @@ class SlownessAnalysis {
   std::vector<double> measured_;  // s, by step
   std::vector<double> base_;      // s, by step
   std::vector<Variant> variants_;
+  std::map<MeasuredKind, double> usual_transfer_;  // ns
   Counterfactuals out_;
 };
 
 }  // namespace
 
 std::string_view name_of(SlowCause::Kind kind) {
-  constexpr std::string_view kNames[] = {"stage", "worker", "link", "pause", "sequence lengths", "collectives", "host"};
+  constexpr std::string_view kNames[] = {"stage", "worker",           "replica",     "link",
+                                         "pause", "sequence lengths", "collectives", "host"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

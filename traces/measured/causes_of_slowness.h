@@ -15,6 +15,7 @@ struct SlowCause {
   enum class Kind : std::uint8_t {
     stage,             // a rank's passes take longer than those of the other ranks, in all replicas
     worker,            // a worker's passes take longer than those of the same rank in other replicas
+    replica,           // the passes of most ranks of a replica take longer than in other replicas
     link,              // transfers between two neighbouring ranks take longer than between others
     pause,             // a pass, or the time before one, took longer once
     sequence_lengths,  // microbatches differ on all ranks alike
@@ -22,8 +23,9 @@ struct SlowCause {
     host,              // all other delays before ops
   };
   Kind kind = Kind::stage;
-  std::string what;          // for the user: "replica 1 rank 3: passes take 1.10 times those of other replicas"
-  int worker = -1;           // for stage: the first worker of the rank; for a link: the one before it; for a pause
+  std::string what;  // for the user: "replica 1 rank 3: passes take 1.10 times those of other replicas"
+  // For stage and replica: the first worker; for a link: the first one before it; for a pause. -1: several.
+  int worker = -1;
   std::int64_t step = -1;    // of a pause: the number of its step
   double saved_seconds = 0;  // mean per step: measured minus replayed without the cause
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ class RowConverter {
         throw InputError(fmt::format("{}: {}: expected ops of their own, got a joint block, whose halves have no times",
                                      source, name_of(row, run_.sliced)));
       }
-      if (row.kind == RowKind::recompute) recomputed_[row.op] = row.start;
+      if (row.kind == RowKind::recompute) recomputed_[{row.op.microbatch, row.op.stage, row.op.slice}] = row.start;
       if (row.kind <= RowKind::W) {
         slices_ = std::max(slices_, row.op.slice + 1);
         place(row);
@@ -90,7 +91,7 @@ class RowConverter {
     }
     if (row.kind <= RowKind::W) {
       raw.op.chunk = chunk_of(row.op.stage);
-      const auto recomputed = recomputed_.find(RowOp{row.op.microbatch, row.op.stage, row.op.slice, OpKind::F});
+      const auto recomputed = recomputed_.find({row.op.microbatch, row.op.stage, row.op.slice});
       if ((row.kind == RowKind::B || row.kind == RowKind::I) && recomputed != recomputed_.end()) {
         raw.op.start = std::min(raw.op.start, recomputed->second);
       }
@@ -116,9 +117,9 @@ class RowConverter {
 
   const RunRows& run_;
   const std::string& source_;
-  std::map<RowOp, Duration> recomputed_;
-  std::map<int, std::vector<int>> stages_of_;  // by rank, ascending
-  std::map<int, int> rank_of_;                 // by stage
+  std::map<std::tuple<int, int, int>, Duration> recomputed_;  // by microbatch, stage and slice
+  std::map<int, std::vector<int>> stages_of_;                 // by rank, ascending
+  std::map<int, int> rank_of_;                                // by stage
   int slices_ = 1;
   int chunks_ = 1;
   std::deque<RawMeasuredOp> ops_;

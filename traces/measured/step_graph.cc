@@ -224,8 +224,15 @@ class GraphBuilder {
     if (receives.size() != needing.size() && !receives.empty()) {
       takers = &own;
       skipped = own.size() - receives.size();
-      if (receives.size() > own.size() || skipped > 1) {
-        fail(fmt::format("{}: {} receives: expected {}", op_name(at(own[0])), receives.size(), needing.size()));
+      // Unless empty ones were recorded too, of which the first may be missing.
+      if (receives.size() > own.size() || skipped > 1 || needing.size() == own.size()) {
+        fail(fmt::format("{}: {} receives of {}: expected {}", run_.name_of(at(own[0]).worker), receives.size(),
+                         at(own[0]).kind == MeasuredKind::forward ? "activations" : "gradients", needing.size()));
+      }
+      if (run_.has_transfers && run_.chunks == 1) {
+        fail(fmt::format("{} receives {}: a rank {} it is missing", run_.name_of(at(own[0]).worker),
+                         at(own[0]).kind == MeasuredKind::forward ? "activations" : "gradients",
+                         at(own[0]).kind == MeasuredKind::forward ? "before" : "after"));
       }
     }
     for (std::size_t i = 0; i < receives.size(); ++i) {
@@ -288,7 +295,6 @@ class GraphBuilder {
     std::vector<std::int32_t> tail;
     const auto append = [&](MeasuredKind kind) { tail.insert(tail.end(), of(kind).begin(), of(kind).end()); };
     append(MeasuredKind::garbage_collection);
-    const std::size_t after_collection = tail.size();
     append(MeasuredKind::layernorm_reduce);
     append(MeasuredKind::embedding_reduce);
     if (replicated && !follows_backwards(passes, scatters)) append(MeasuredKind::gradient_scatter);
@@ -296,11 +302,17 @@ class GraphBuilder {
     append(MeasuredKind::clip);
     append(MeasuredKind::optimizer);
     if (tail.empty()) return;
+    if (rule_ == ReceiveRule::observed) {
+      std::stable_sort(tail.begin(), tail.end(),
+                       [&](std::int32_t a, std::int32_t b) { return at(a).start < at(b).start; });
+    }
     need(tail[0], last);
     chain(tail);
     if (replicated && follows_backwards(passes, scatters)) {
       add_overlapped_scatters(passes, scatters);
-      if (after_collection < tail.size() && !scatters.empty()) need(tail[after_collection], scatters.back());
+      const auto reduction = std::find_if(
+          tail.begin(), tail.end(), [&](std::int32_t op) { return at(op).kind != MeasuredKind::garbage_collection; });
+      if (reduction != tail.end() && !scatters.empty()) need(*reduction, scatters.back());
     }
   }
 
@@ -499,6 +511,31 @@ class GraphBuilder {
 
 StepGraph step_graph(const MeasuredRun& run, int step, ReceiveRule rule) {
   return GraphBuilder(run, step, rule).graph();
+}
+
+void drop_steps_without_graph(MeasuredRun& run, const std::string& source) {
+  std::vector<std::int32_t> number(run.steps.size(), -1);
+  std::vector<std::int64_t> kept;
+  std::string why;
+  std::size_t dropped = 0;
+  constexpr std::size_t kMostNamed = 5;
+  for (std::size_t step = 0; step < run.steps.size(); ++step) {
+    try {
+      step_graph(run, static_cast<int>(step), ReceiveRule::observed);
+      number[step] = static_cast<std::int32_t>(kept.size());
+      kept.push_back(run.steps[step]);
+    } catch (const InputError& error) {
+      why = error.what();
+      if (++dropped <= kMostNamed) run.notes.push_back(why + ": left out");
+    }
+  }
+  if (kept.empty()) throw InputError(fmt::format("{}: no step can be replayed: {}", source, why));
+  if (dropped == 0) return;
+  if (dropped > kMostNamed) run.notes.push_back(fmt::format("and {} more steps", dropped - kMostNamed));
+  std::erase_if(run.ops, [&](const MeasuredOp& op) { return number[to_size(op.step)] < 0; });
+  for (MeasuredOp& op : run.ops) op.step = number[to_size(op.step)];
+  run.steps = std::move(kept);
+  arrange_ops(run);
 }
 
 MeasuredRun with_estimated_receives(MeasuredRun run) {

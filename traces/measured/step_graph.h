@@ -45,6 +45,10 @@ struct StepGraph {
 // orders contradict each other. `run` must outlive the graph.
 StepGraph step_graph(const MeasuredRun& run, int step, ReceiveRule rule);
 
+// Leaves out the steps whose graph cannot be built by the observed rule, with a note each. Throws InputError
+// "source: ..." if none is left.
+void drop_steps_without_graph(MeasuredRun& run, const std::string& source);
+
 // Adds receives to the passes of a run that has none recorded. Their time is the median, over all steps, of the gap
 // between the end of the later of the previous pass and the pass of the neighbouring stage, and the start of the pass;
 // by rank, kind of the pass and of the previous one.

@@ -17,6 +17,8 @@ namespace sluice::traces {
 namespace {
 
 constexpr Duration kContradiction = std::chrono::milliseconds(1);
+// Members of a collective end within this time of each other.
+constexpr Duration kReplicaContradiction = std::chrono::milliseconds(10);
 
 // The passes of one pipeline in one step, for align_clocks.
 std::vector<OpRow> rows_of_pipeline(const MeasuredRun& run, int step, int replica, int shard) {
@@ -112,11 +114,43 @@ Duration replica_offset(const MeasuredRun& run, int replica) {
   return *middle;
 }
 
+// Sets the first start of each step to 0 and sorts the ops again.
+void start_from_zero(MeasuredRun& run) {
+  std::vector<Duration> begin(run.steps.size(), Duration::max());
+  for (const MeasuredOp& op : run.ops) begin[to_size(op.step)] = std::min(begin[to_size(op.step)], op.start);
+  for (MeasuredOp& op : run.ops) {
+    op.start -= begin[to_size(op.step)];
+    op.end -= begin[to_size(op.step)];
+  }
+  arrange_ops(run);
+}
+
+void align_replicas(MeasuredRun& run, std::string_view when) {
+  std::vector<Duration> offsets(to_size(run.workers()), Duration::zero());
+  Duration most = Duration::zero();
+  for (int replica = 1; replica < run.replicas; ++replica) {
+    const Duration offset = replica_offset(run, replica);
+    if (std::chrono::abs(offset) <= kReplicaContradiction) continue;
+    most = std::max(most, Duration(std::chrono::abs(offset)));
+    for (int worker = run.worker(replica, 0); worker < run.worker(replica + 1, 0); ++worker) {
+      offsets[to_size(worker)] = offset;
+    }
+  }
+  if (most == Duration::zero()) return;
+  shift(run, offsets);
+  start_from_zero(run);
+  run.notes.push_back(fmt::format("the ends of collectives of different replicas were up to {:.3f} ms apart{}: aligned",
+                                  to_seconds(most) * 1e3, when));
+}
+
 }  // namespace
 
 void align_worker_clocks(MeasuredRun& run) {
   const Duration before = contradiction_of(run);
-  if (before <= kContradiction || run.ranks > kMaxClocks) return;
+  if (before <= kContradiction || run.ranks > kMaxClocks) {
+    align_replicas(run, "");
+    return;
+  }
   std::vector<Duration> offsets(to_size(run.workers()), Duration::zero());
   std::string how;
   for (int replica = 0; replica < run.replicas; ++replica) {
@@ -131,22 +165,10 @@ void align_worker_clocks(MeasuredRun& run) {
     }
   }
   shift(run, offsets);
-  for (int replica = 1; replica < run.replicas; ++replica) {
-    std::vector<Duration> of_replica(to_size(run.workers()), Duration::zero());
-    const Duration offset = replica_offset(run, replica);
-    for (int worker = run.worker(replica, 0); worker < run.worker(replica + 1, 0); ++worker)
-      of_replica[to_size(worker)] = offset;
-    shift(run, of_replica);
-  }
-  std::vector<Duration> begin(run.steps.size(), Duration::max());
-  for (const MeasuredOp& op : run.ops) begin[to_size(op.step)] = std::min(begin[to_size(op.step)], op.start);
-  for (MeasuredOp& op : run.ops) {
-    op.start -= begin[to_size(op.step)];
-    op.end -= begin[to_size(op.step)];
-  }
-  arrange_ops(run);
+  start_from_zero(run);
   run.notes.push_back(fmt::format("clocks contradicted the order of passes by up to {:.3f} ms; {}; {:.3f} ms remain",
                                   to_seconds(before) * 1e3, how, to_seconds(contradiction_of(run)) * 1e3));
+  align_replicas(run, " after that");
 }
 
 }  // namespace sluice::traces
