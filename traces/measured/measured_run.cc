@@ -47,7 +47,9 @@ struct Passes {
   int forwards = 0;
   int backwards = 0;
   friend bool operator==(const Passes&, const Passes&) = default;
-  friend auto operator<=>(const Passes&, const Passes&) = default;
+  friend bool operator<(const Passes& a, const Passes& b) {
+    return std::tie(a.forwards, a.backwards) < std::tie(b.forwards, b.backwards);
+  }
 };
 
 class Builder {

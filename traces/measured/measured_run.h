@@ -101,7 +101,8 @@ struct MeasuredRun {
   int stages() const { return ranks * chunks; }
   int stage(int rank, int chunk) const {
     return stage_of_chunk.empty() ? chunk * ranks + rank
-                                  : stage_of_chunk[static_cast<std::size_t>(rank * chunks + chunk)];
+                                  : stage_of_chunk[static_cast<std::size_t>(rank) * static_cast<std::size_t>(chunks) +
+                                                   static_cast<std::size_t>(chunk)];
   }
   std::span<const MeasuredOp> of(int step, int worker) const;
   // "replica 1 rank 3", without the replica if there is only one.

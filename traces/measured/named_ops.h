@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,9 @@ class NamedOps {
     std::int64_t pid = 0;
     std::int64_t tid = 0;
     friend bool operator==(const Thread&, const Thread&) = default;
-    friend auto operator<=>(const Thread&, const Thread&) = default;
+    friend bool operator<(const Thread& a, const Thread& b) {
+      return std::tie(a.file, a.pid, a.tid) < std::tie(b.file, b.pid, b.tid);
+    }
   };
   struct Place {
     int replica = 0;
