@@ -18,6 +18,9 @@ namespace {
 constexpr std::int32_t kNoOp = -1;
 // The resolution of a profiler: times on a worker that differ by less are equal.
 constexpr Duration kSameTime = std::chrono::microseconds(5);
+// Receives that start this much after the last pass of their direction, and sends that end this much before the first
+// one, were recorded but never launched (StragglerAnalysis).
+constexpr Duration kNeverLaunched = std::chrono::microseconds(50);
 // StragglerAnalysis sets transfers to 0 that end earlier than this before the last member of their group starts.
 constexpr Duration kClockError = std::chrono::milliseconds(10);
 
@@ -55,15 +58,20 @@ class PassIndex {
     const int stage = stage_before(op);
     return stage < 0 || op.microbatch < 0 ? kNoOp : at_[slot(op, stage)];
   }
+  // The ranks of the stages before and after that of `op`, in the direction of its pass; -1: none.
+  int rank_before(const MeasuredOp& op) const {
+    const int stage = stage_before(op);
+    return stage < 0 ? -1 : rank_of_[to_size(stage)];
+  }
+  int rank_after(const MeasuredOp& op) const {
+    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk) + (op.kind == MeasuredKind::forward ? 1 : -1);
+    return stage < 0 || stage >= run_.stages() ? -1 : rank_of_[to_size(stage)];
+  }
   // Whether the input of `op` comes from another rank, and its output goes to one.
   bool receives(const MeasuredOp& op) const {
-    const int stage = stage_before(op);
-    return stage >= 0 && rank_of_[to_size(stage)] != run_.rank_of(op.worker);
+    return rank_before(op) >= 0 && rank_before(op) != run_.rank_of(op.worker);
   }
-  bool sends(const MeasuredOp& op) const {
-    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk) + (op.kind == MeasuredKind::forward ? 1 : -1);
-    return stage >= 0 && stage < run_.stages() && rank_of_[to_size(stage)] != run_.rank_of(op.worker);
-  }
+  bool sends(const MeasuredOp& op) const { return rank_after(op) >= 0 && rank_after(op) != run_.rank_of(op.worker); }
 
  private:
   std::size_t slot(const MeasuredOp& op, int stage) const {
@@ -138,8 +146,10 @@ class GraphBuilder {
     };
     for (std::size_t i = 0; i < passes.size(); ++i) place_[to_size(passes[i])] = static_cast<std::int32_t>(i);
     chain(passes);
-    for (int kind = 0; kind < kNumMeasuredKinds; ++kind) {
-      if (is_pipeline_transfer(static_cast<MeasuredKind>(kind))) chain(by_kind[to_size(kind)]);
+    if (rule_ == ReceiveRule::published) {
+      for (int kind = 0; kind < kNumMeasuredKinds; ++kind) {
+        if (is_pipeline_transfer(static_cast<MeasuredKind>(kind))) chain(by_kind[to_size(kind)]);
+      }
     }
     match(passes, of(MeasuredKind::forward_receive), of(MeasuredKind::forward_send), true);
     match(passes, of(MeasuredKind::backward_receive), of(MeasuredKind::backward_send), false);
@@ -182,13 +192,13 @@ class GraphBuilder {
       first_end = std::min(first_end, at(pass).end);
     }
     for (const std::int32_t receive : receives) {
-      if (at(receive).start <= last_start + kSameTime) useful.push_back(receive);
+      if (at(receive).start <= last_start + kNeverLaunched) useful.push_back(receive);
     }
     order_by_pass(useful, own);
     add_receives(passes, own, needing, useful);
     useful.clear();
     for (const std::int32_t send : sends) {
-      if (at(send).end >= first_end - kSameTime) useful.push_back(send);
+      if (at(send).end >= first_end - kNeverLaunched) useful.push_back(send);
     }
     order_by_pass(useful, own);
     const std::vector<std::int32_t>& causes = useful.size() == leading.size() ? leading : own;
@@ -197,10 +207,21 @@ class GraphBuilder {
       fail(fmt::format("{}: {} sends of {}: expected {}", run_.name_of(at(own[0]).worker), useful.size(),
                        forward ? "activations" : "gradients", leading.size()));
     }
+    std::map<int, std::int32_t> last;  // by rank that it goes to
     for (std::size_t i = 0; i < useful.size(); ++i) {
       need(useful[i], causes[i]);
       send_of_[to_size(causes[i])] = useful[i];
+      follow(last, passes_.rank_after(at(causes[i])), useful[i]);
     }
+  }
+
+  // Transfers of a link run in order, unless they overlapped; those of different links do not wait for each other.
+  void follow(std::map<int, std::int32_t>& last, int link, std::int32_t transfer) {
+    if (rule_ == ReceiveRule::published) return;
+    const auto [found, is_new] = last.try_emplace(link, transfer);
+    if (is_new) return;
+    const std::int32_t before = std::exchange(found->second, transfer);
+    if (at(before).end <= at(transfer).start + kSameTime) need(transfer, before);
   }
 
   // Sorts transfers in the order of their passes, if they name their microbatches.
@@ -235,10 +256,12 @@ class GraphBuilder {
                          at(own[0]).kind == MeasuredKind::forward ? "before" : "after"));
       }
     }
+    std::map<int, std::int32_t> last;  // by rank that it comes from
     for (std::size_t i = 0; i < receives.size(); ++i) {
       const std::int32_t pass = (*takers)[i + skipped];
       need(pass, receives[i]);
       receive_of_[to_size(pass)] = receives[i];
+      follow(last, passes_.rank_before(at(pass)), receives[i]);
       if (rule_ == ReceiveRule::published) {
         const std::int32_t self = place_in_kind_[to_size(pass)];
         if (self > 0) need(receives[i], own[to_size(self - 1)]);
@@ -278,18 +301,11 @@ class GraphBuilder {
     if (passes.empty()) return;
     const std::vector<std::int32_t>& gathers = of(MeasuredKind::parameter_gather);
     const std::vector<std::int32_t>& scatters = of(MeasuredKind::gradient_scatter);
-    const bool replicated = run_.replicas > 1 || rule_ == ReceiveRule::observed;
-    if (!replicated) {
-      for (const std::int32_t op : gathers) left_out_.push_back(op);
-      for (const std::int32_t op : scatters) left_out_.push_back(op);
-    } else {
-      std::vector<std::int32_t> stream = gathers;
-      stream.insert(stream.end(), scatters.begin(), scatters.end());
-      std::sort(stream.begin(), stream.end(),
-                [&](std::int32_t a, std::int32_t b) { return at(a).start < at(b).start; });
-      chain(stream);
-      precede_forwards(passes, gathers);
-    }
+    std::vector<std::int32_t> stream = gathers;
+    stream.insert(stream.end(), scatters.begin(), scatters.end());
+    std::sort(stream.begin(), stream.end(), [&](std::int32_t a, std::int32_t b) { return at(a).start < at(b).start; });
+    chain(stream);
+    precede_forwards(passes, gathers);
     const std::int32_t last =
         *std::max_element(passes.begin(), passes.end(), [&](auto a, auto b) { return at(a).end < at(b).end; });
     std::vector<std::int32_t> tail;
@@ -297,7 +313,7 @@ class GraphBuilder {
     append(MeasuredKind::garbage_collection);
     append(MeasuredKind::layernorm_reduce);
     append(MeasuredKind::embedding_reduce);
-    if (replicated && !follows_backwards(passes, scatters)) append(MeasuredKind::gradient_scatter);
+    if (!follows_backwards(passes, scatters)) append(MeasuredKind::gradient_scatter);
     append(MeasuredKind::separate_reduce);
     append(MeasuredKind::clip);
     append(MeasuredKind::optimizer);
@@ -308,7 +324,7 @@ class GraphBuilder {
     }
     need(tail[0], last);
     chain(tail);
-    if (replicated && follows_backwards(passes, scatters)) {
+    if (follows_backwards(passes, scatters)) {
       add_overlapped_scatters(passes, scatters);
       const auto reduction = std::find_if(
           tail.begin(), tail.end(), [&](std::int32_t op) { return at(op).kind != MeasuredKind::garbage_collection; });
@@ -398,18 +414,14 @@ class GraphBuilder {
   // Sorts the groups topologically.
   StepGraph ordered() {
     const std::size_t n = ops_.size();
-    std::vector<char> drop(n, 0);
-    for (const std::int32_t op : left_out_) drop[to_size(op)] = 1;
     // Members by group and edges by their later op, as compressed rows.
     std::vector<std::int32_t> group(n);
     for (std::size_t i = 0; i < n; ++i) group[i] = lead(static_cast<std::int32_t>(i));
     const Rows members(n, n, [&](auto&& visit) {
       for (std::size_t i = 0; i < n; ++i) {
-        if (drop[i] == 0) visit(group[i], static_cast<std::int32_t>(i));
+        visit(group[i], static_cast<std::int32_t>(i));
       }
     });
-    std::erase_if(edges_,
-                  [&](const auto& edge) { return drop[to_size(edge.first)] != 0 || drop[to_size(edge.second)] != 0; });
     const Rows needs(n, edges_.size(), [&](auto&& visit) {
       for (const auto& [op, needed] : edges_) visit(op, needed);
     });
@@ -420,7 +432,7 @@ class GraphBuilder {
     for (const auto& [op, needed] : edges_) ++open[to_size(group[to_size(op)])];
     std::vector<std::int32_t> order;  // leaders
     for (std::size_t i = 0; i < n; ++i) {
-      if (drop[i] == 0 && group[i] == static_cast<std::int32_t>(i) && open[i] == 0) order.push_back(group[i]);
+      if (group[i] == static_cast<std::int32_t>(i) && open[i] == 0) order.push_back(group[i]);
     }
     for (std::size_t done = 0; done < order.size(); ++done) {
       for (const std::int32_t user : users.of(order[done])) {
@@ -438,7 +450,7 @@ class GraphBuilder {
     }
     graph.group_begin.push_back(static_cast<std::int32_t>(graph.ops.size()));
     for (std::size_t i = 0; i < n; ++i) {
-      if (drop[i] == 0 && position[i] == kNoOp) {
+      if (position[i] == kNoOp) {
         fail(fmt::format("{} can never start: the orders of the workers contradict each other", op_name(ops_[i])));
       }
     }
@@ -504,7 +516,6 @@ class GraphBuilder {
   std::vector<std::int32_t> place_;          // of a pass among those of its worker
   std::vector<std::int32_t> place_in_kind_;  // and among those of its direction
   std::vector<std::int32_t> leader_;         // of groups: a forest
-  std::vector<std::int32_t> left_out_;       // gathers and scatters without replicas
 };
 
 }  // namespace

@@ -22,11 +22,11 @@ enum class ReceiveRule : std::uint8_t {
 // transfer starts when the last of them is ready. Positions are those of `ops`, in which groups are contiguous and in
 // topological order.
 //
-// Passes of a worker run in the order of their starts, communication of a kind likewise. A pass follows its receive,
-// and a receive or a pass without one follows the pass of the neighbouring stage; sends follow their pass. The
-// parameter gather precedes the first forward of its chunk. After the last pass follow, where they exist, garbage
-// collection, the reductions, clipping and the optimizer, in this order; gradient scatters follow the last backward of
-// their chunk if separate reductions show that they overlap with passes.
+// Passes of a worker run in the order of their starts, transfers of a link and kind likewise (by the observed rule,
+// unless they overlapped). A pass follows its receive, and a receive or a pass without one follows the pass of the
+// neighbouring stage; sends follow their pass. The parameter gather precedes the first forward of its chunk. After the
+// last pass follow, where they exist, garbage collection, the reductions, clipping and the optimizer, in this order;
+// gradient scatters follow the last backward of their chunk if separate reductions show that they overlap with passes.
 struct StepGraph {
   std::vector<const MeasuredOp*> ops;     // by position
   std::vector<std::int32_t> group_begin;  // the first position of each group; one more at the end
