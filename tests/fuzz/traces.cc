@@ -8,6 +8,7 @@
 #include "traces/chrome/side_by_side.h"
 #include "traces/compare/comparison.h"
 #include "traces/measured/causes_of_slowness.h"
+#include "traces/measured/estimated_transfers.h"
 #include "traces/measured/measured_rows.h"
 #include "traces/measured/read_measured.h"
 #include "traces/measured/recognised.h"
@@ -79,7 +80,7 @@ void try_kineto(std::string_view text) {
 void try_measured_steps(std::string_view text) {
   accepts([&] {
     TraceSource source(text, "input");
-    const MeasuredRun run = with_estimated_receives(read_bytedance_timeline(source));
+    const MeasuredRun run = with_estimated_transfers(read_bytedance_timeline(source));
     constexpr std::size_t kMaxOps = 4096;
     if (run.ops.size() > kMaxOps || run.workers() > 256) return;
     recognise(run);

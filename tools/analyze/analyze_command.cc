@@ -15,6 +15,7 @@
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
+#include "traces/measured/estimated_transfers.h"
 #include "traces/measured/read_measured.h"
 #include "traces/measured/worker_clocks.h"
 #include "traces/read/trace_read.h"
@@ -43,7 +44,7 @@ int analyze_command(const AnalyzeOptions& options) {
   MeasuredRun read = read_measured_run(trace_files(options.timeline), {.names = names ? &*names : nullptr});
   if (!options.all_steps) drop_warm_up(read);
   align_worker_clocks(read);
-  analysis.run = with_estimated_receives(std::move(read));
+  analysis.run = with_estimated_transfers(std::move(read));
   MeasuredRun& run = analysis.run;
   drop_steps_without_graph(run, options.timeline);
   analysis.gpus = options.gpus.value_or(run.workers());

@@ -85,7 +85,8 @@ struct MeasuredRun {
   int shards = 1;
   int chunks = 1;
   int microbatches = 0;              // per step and replica
-  bool has_transfers = false;        // recorded, not estimated
+  bool has_transfers = false;        // recorded ones
+  bool estimated_transfers = false;  // with_estimated_transfers
   std::vector<std::int64_t> steps;   // their numbers in the files, ascending
   std::vector<MeasuredOp> ops;       // by step, worker, start
   std::vector<std::size_t> first;    // by step and worker: the first op; one more at the end

@@ -11,11 +11,11 @@
 
 #include "model/errors.h"
 #include "model/to_size.h"
+#include "traces/measured/pass_index.h"
 
 namespace sluice::traces {
 namespace {
 
-constexpr std::int32_t kNoOp = -1;
 // The resolution of a profiler: times on a worker that differ by less are equal.
 constexpr Duration kSameTime = std::chrono::microseconds(5);
 // Receives that start this much after the last pass of their direction, and sends that end this much before the first
@@ -23,77 +23,6 @@ constexpr Duration kSameTime = std::chrono::microseconds(5);
 constexpr Duration kNeverLaunched = std::chrono::microseconds(50);
 // StragglerAnalysis sets transfers to 0 that end earlier than this before the last member of their group starts.
 constexpr Duration kClockError = std::chrono::milliseconds(10);
-
-bool is_backward(MeasuredKind kind) { return kind == MeasuredKind::backward || kind == MeasuredKind::input_gradient; }
-
-// The pass of each microbatch on each stage of the pipelines of one step: index among the ops of the step.
-class PassIndex {
- public:
-  PassIndex(const MeasuredRun& run, std::span<const MeasuredOp> ops)
-      : run_(run), pipelines_(run.replicas * run.shards) {
-    for (const MeasuredOp& op : ops) {
-      if (is_pass(op.kind)) microbatches_ = std::max(microbatches_, op.microbatch + 1);
-    }
-    rank_of_.assign(to_size(run.stages()), 0);
-    for (int rank = 0; rank < run.ranks; ++rank) {
-      for (int chunk = 0; chunk < run.chunks; ++chunk) rank_of_[to_size(run.stage(rank, chunk))] = rank;
-    }
-    at_.assign(to_size(2) * to_size(pipelines_) * to_size(run.stages()) * to_size(microbatches_), kNoOp);
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const MeasuredOp& op = ops[i];
-      if (op.kind != MeasuredKind::forward && !is_backward(op.kind)) continue;
-      if (op.microbatch < 0) continue;
-      at_[slot(op, run_.stage(run_.rank_of(op.worker), op.chunk))] = static_cast<std::int32_t>(i);
-    }
-  }
-
-  // The stage whose pass precedes that of `op`; -1 if there is none.
-  int stage_before(const MeasuredOp& op) const {
-    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk);
-    if (op.kind == MeasuredKind::forward) return stage - 1;
-    return stage + 1 < run_.stages() ? stage + 1 : -1;
-  }
-  // The pass that `op` follows on the neighbouring stage; kNoOp if there is none.
-  std::int32_t before(const MeasuredOp& op) const {
-    const int stage = stage_before(op);
-    return stage < 0 || op.microbatch < 0 ? kNoOp : at_[slot(op, stage)];
-  }
-  // The ranks of the stages before and after that of `op`, in the direction of its pass; -1: none.
-  int rank_before(const MeasuredOp& op) const {
-    const int stage = stage_before(op);
-    return stage < 0 ? -1 : rank_of_[to_size(stage)];
-  }
-  int rank_after(const MeasuredOp& op) const {
-    const int stage = run_.stage(run_.rank_of(op.worker), op.chunk) + (op.kind == MeasuredKind::forward ? 1 : -1);
-    return stage < 0 || stage >= run_.stages() ? -1 : rank_of_[to_size(stage)];
-  }
-  // Whether the input of `op` comes from another rank, and its output goes to one.
-  bool receives(const MeasuredOp& op) const {
-    return rank_before(op) >= 0 && rank_before(op) != run_.rank_of(op.worker);
-  }
-  bool sends(const MeasuredOp& op) const { return rank_after(op) >= 0 && rank_after(op) != run_.rank_of(op.worker); }
-
- private:
-  std::size_t slot(const MeasuredOp& op, int stage) const {
-    const int pipeline = run_.replica_of(op.worker) * run_.shards + run_.shard_of(op.worker);
-    const int kind = op.kind == MeasuredKind::forward ? 0 : 1;
-    return ((to_size(kind) * to_size(pipelines_) + to_size(pipeline)) * to_size(run_.stages()) + to_size(stage)) *
-               to_size(microbatches_) +
-           to_size(op.microbatch);
-  }
-
-  const MeasuredRun& run_;
-  int pipelines_;
-  int microbatches_ = 0;
-  std::vector<int> rank_of_;  // by stage
-  std::vector<std::int32_t> at_;
-};
-
-std::span<const MeasuredOp> ops_of_step(const MeasuredRun& run, int step) {
-  const std::size_t begin = run.first[to_size(step) * to_size(run.workers())];
-  const std::size_t end = run.first[to_size(step + 1) * to_size(run.workers())];
-  return std::span(run.ops).subspan(begin, end - begin);
-}
 
 class GraphBuilder {
  public:
@@ -146,17 +75,49 @@ class GraphBuilder {
     };
     for (std::size_t i = 0; i < passes.size(); ++i) place_[to_size(passes[i])] = static_cast<std::int32_t>(i);
     chain(passes);
-    if (rule_ == ReceiveRule::published) {
+    if (rule_ == ReceiveRule::published && !run_.estimated_transfers) {
       for (int kind = 0; kind < kNumMeasuredKinds; ++kind) {
         if (is_pipeline_transfer(static_cast<MeasuredKind>(kind))) chain(by_kind[to_size(kind)]);
       }
     }
-    match(passes, of(MeasuredKind::forward_receive), of(MeasuredKind::forward_send), true);
-    match(passes, of(MeasuredKind::backward_receive), of(MeasuredKind::backward_send), false);
-    if (rule_ == ReceiveRule::published) {
+    if (run_.estimated_transfers) {
+      add_estimated(all, passes);
+    } else {
+      match(passes, of(MeasuredKind::forward_receive), of(MeasuredKind::forward_send), true);
+      match(passes, of(MeasuredKind::backward_receive), of(MeasuredKind::backward_send), false);
+    }
+    if (rule_ == ReceiveRule::published && !run_.estimated_transfers) {
       hold_first_backward_transfers(passes, of(MeasuredKind::backward_send), of(MeasuredKind::backward_receive));
     }
     add_collectives(passes, of);
+  }
+
+  // An estimated receive follows the pass of the neighbouring stage, and a pass the estimated send of the pass before.
+  void add_estimated(std::span<const MeasuredOp> all, const std::vector<std::int32_t>& passes) {
+    using Key = std::tuple<MeasuredKind, int, int>;  // kind of the transfer, chunk, microbatch
+    std::map<Key, std::int32_t> transfers;
+    for (const MeasuredOp& op : all) {
+      if (is_pipeline_transfer(op.kind)) transfers[{op.kind, op.chunk, op.microbatch}] = index_of(op);
+    }
+    const auto find = [&](const MeasuredOp& pass, MeasuredKind forward, MeasuredKind backward) {
+      const auto found =
+          transfers.find({pass.kind == MeasuredKind::forward ? forward : backward, pass.chunk, pass.microbatch});
+      return found == transfers.end() ? kNoOp : found->second;
+    };
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      const MeasuredOp& pass = at(passes[i]);
+      const bool weights = pass.kind == MeasuredKind::weight_gradient;
+      if (!weights && passes_.stage_before(pass) >= 0) {
+        const std::int32_t receive = find(pass, MeasuredKind::forward_receive, MeasuredKind::backward_receive);
+        need(receive == kNoOp ? passes[i] : receive, producer(passes[i]));
+        need(passes[i], receive);
+      }
+      if (weights || i + 1 == passes.size()) continue;
+      const std::int32_t send = find(pass, MeasuredKind::forward_send, MeasuredKind::backward_send);
+      if (send == kNoOp) continue;
+      need(send, passes[i]);
+      need(passes[i + 1], send);
+    }
   }
 
   void chain(const std::vector<std::int32_t>& ops) {
@@ -547,54 +508,6 @@ void drop_steps_without_graph(MeasuredRun& run, const std::string& source) {
   for (MeasuredOp& op : run.ops) op.step = number[to_size(op.step)];
   run.steps = std::move(kept);
   arrange_ops(run);
-}
-
-MeasuredRun with_estimated_receives(MeasuredRun run) {
-  if (run.has_transfers || run.stages() == 1) return run;
-  // The gap before each pass, by rank, kind of the pass and of the previous one.
-  using Class = std::tuple<int, MeasuredKind, int>;
-  std::map<Class, std::vector<Duration>> gaps;
-  std::vector<MeasuredOp> receives;
-  const auto visit = [&](const auto& on_gap) {
-    for (int step = 0; step < std::ssize(run.steps); ++step) {
-      const std::span<const MeasuredOp> ops = ops_of_step(run, step);
-      const PassIndex passes(run, ops);
-      const MeasuredOp* previous = nullptr;
-      for (const MeasuredOp& op : ops) {
-        if (!is_pass(op.kind)) continue;
-        if (previous != nullptr && previous->worker != op.worker) previous = nullptr;
-        const std::int32_t producer = op.kind == MeasuredKind::weight_gradient ? kNoOp : passes.before(op);
-        if (previous != nullptr || producer != kNoOp) {
-          Duration ready = previous != nullptr ? previous->end : ops[to_size(producer)].end;
-          if (producer != kNoOp) ready = std::max(ready, ops[to_size(producer)].end);
-          const int before = previous != nullptr ? static_cast<int>(previous->kind) : -1;
-          on_gap(Class{run.rank_of(op.worker), op.kind, before}, op, std::max(op.start - ready, Duration::zero()));
-        }
-        previous = &op;
-      }
-    }
-  };
-  visit([&](const Class& key, const MeasuredOp&, Duration gap) { gaps[key].push_back(gap); });
-  std::map<Class, Duration> typical;
-  for (auto& [key, values] : gaps) {
-    const auto middle = values.begin() + std::ssize(values) / 2;
-    std::nth_element(values.begin(), middle, values.end());
-    typical[key] = *middle;
-  }
-  visit([&](const Class& key, const MeasuredOp& op, Duration gap) {
-    if (op.kind == MeasuredKind::weight_gradient) return;
-    MeasuredOp receive = op;
-    receive.kind = op.kind == MeasuredKind::forward ? MeasuredKind::forward_receive : MeasuredKind::backward_receive;
-    receive.start = op.start - std::min(gap, typical[key]);
-    receive.end = op.start;
-    receives.push_back(receive);
-  });
-  run.notes.emplace_back(
-      "no sends and receives were recorded: the time of a transfer is the median gap before passes whose inputs are "
-      "there");
-  run.ops.insert(run.ops.end(), receives.begin(), receives.end());
-  arrange_ops(run);
-  return run;
 }
 
 }  // namespace sluice::traces

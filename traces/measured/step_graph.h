@@ -49,9 +49,4 @@ StepGraph step_graph(const MeasuredRun& run, int step, ReceiveRule rule);
 // "source: ..." if none is left.
 void drop_steps_without_graph(MeasuredRun& run, const std::string& source);
 
-// Adds receives to the passes of a run that has none recorded. Their time is the median, over all steps, of the gap
-// between the end of the later of the previous pass and the pass of the neighbouring stage, and the start of the pass;
-// by rank, kind of the pass and of the previous one.
-MeasuredRun with_estimated_receives(MeasuredRun run);
-
 }  // namespace sluice::traces

@@ -12,6 +12,7 @@
 #include "model/input/files.h"
 #include "tests/support/measured_pipeline.h"
 #include "traces/measured/causes_of_slowness.h"
+#include "traces/measured/estimated_transfers.h"
 #include "traces/measured/primus.h"
 #include "traces/measured/read_measured.h"
 #include "traces/measured/recognised.h"
@@ -118,7 +119,7 @@ TEST(PrimusLog, ReplaysTheSpanWithoutRecordedTransfers) {
   EXPECT_EQ(run.steps, (std::vector<std::int64_t>{2, 3, 4}));
   EXPECT_THAT(run.notes.back(), HasSubstr("warm-up"));
   EXPECT_EQ(recognise(run).family, "1f1b");
-  const MeasuredRun with_receives = with_estimated_receives(run);
+  const MeasuredRun with_receives = with_estimated_transfers(run);
   const Slowdown slowdown = slowdown_of(with_receives, step_graphs(with_receives, ReceiveRule::observed));
   EXPECT_LT(slowdown.span_absolute_error, 0.0025);
 }
@@ -181,6 +182,23 @@ TEST(StepGraph, ReplaysWhatWasMeasured) {
       EXPECT_NEAR(what_if.replayed, what_if.measured, 2e-9 * static_cast<double>(run.ops.size()));
     }
   }
+}
+
+// Transfers that were not recorded are found in the gaps.
+TEST(EstimatedTransfers, ReplayTheSpan) {
+  const MeasuredRun run = with_estimated_transfers(measured_run(
+      measured_pipeline({.replicas = 1, .transfer_ms = 3, .noise = 0.005, .transfers = false}), "test", "x"));
+  EXPECT_THAT(run.notes.back(), HasSubstr("no sends and receives were recorded"));
+  const Slowdown slowdown = slowdown_of(run, step_graphs(run, ReceiveRule::observed));
+  EXPECT_LT(slowdown.span_absolute_error, 0.001);
+  std::vector<double> receives;
+  for (const MeasuredOp& op : run.ops) {
+    if (op.kind == MeasuredKind::forward_receive && run.rank_of(op.worker) == 1) {
+      receives.push_back(to_seconds(op.end - op.start));
+    }
+  }
+  ASSERT_FALSE(receives.empty());
+  EXPECT_NEAR(*std::max_element(receives.begin(), receives.end()), 0.003, 0.0002);
 }
 
 TEST(StepGraph, NamesOpsThatCanNeverStart) {
@@ -362,7 +380,7 @@ class PlantedCause : public ::testing::Test {
       const int rank = static_cast<int>(seed / 3 % 4);
       const int replica = static_cast<int>(seed % pipeline.replicas);
       plant(pipeline, replica, rank);
-      const MeasuredRun run = with_estimated_receives(measured_run(measured_pipeline(pipeline), "test", "x"));
+      const MeasuredRun run = with_estimated_transfers(measured_run(measured_pipeline(pipeline), "test", "x"));
       const Counterfactuals what_if = causes_of_slowness(run, step_graphs(run, ReceiveRule::observed));
       if (!what_if.causes.empty() && is_it(run, what_if.causes[0], replica, rank)) ++count;
     }
