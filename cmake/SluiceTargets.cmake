@@ -56,9 +56,9 @@ if(SLUICE_FUZZ)
 endif()
 
 # Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
-# Files of one target must not give two things in anonymous namespaces the same name.
+# Files of one target must not give two things in anonymous namespaces the same name. The batches are those of every
+# preset, so that a build of one finds it.
 option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
-set(SLUICE_UNITY_BATCH 8 CACHE STRING "Number of sources in a translation unit")
 function(sluice_batch target batch)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
   if(SLUICE_UNITY)
@@ -69,9 +69,6 @@ endfunction()
 
 # The same for code whose speed does not matter (the command line, tests): hardly optimized in Release.
 function(sluice_compile_fast target batch)
-  if(SLUICE_SANITIZE)
-    set(batch 16)  # sanitizers make each translation unit expensive
-  endif()
   sluice_batch(${target} ${batch})
   target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Og>)
 endfunction()
@@ -81,7 +78,7 @@ function(sluice_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE" ${ARGN})
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
-    sluice_batch(sluice_${name} ${SLUICE_UNITY_BATCH})
+    sluice_batch(sluice_${name} 8)
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)

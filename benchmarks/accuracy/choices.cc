@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "model/median.h"
 #include "sim/planner/shortlist.h"
 
 namespace sluice::bench::accuracy {
@@ -51,10 +52,6 @@ double loss_of(const std::vector<const MeasuredRun*>& order, int count, double b
     --count;
   }
   return chosen_s / best_s - 1;
-}
-
-double median(const std::vector<double>& sorted) {
-  return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
 }
 
 double mean(const std::vector<double>& values) {
@@ -151,7 +148,6 @@ std::string difference_text(const std::vector<MeasuredRun>& runs) {
     }
   }
   if (off.empty()) return "";
-  std::sort(off.begin(), off.end());
   return fmt::format("{:<22} median error of the difference of {} pairs: {:.1f} %\n", "", off.size(),
                      100 * median(off));
 }

@@ -11,6 +11,7 @@
 
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
+#include "model/median.h"
 #include "model/weave/weave.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/engine/predict.h"
@@ -99,12 +100,6 @@ TracedPart traced_part(const CsvTable& table, int row) {
           .kernels = static_cast<int>(table.integer(row, "kernels", 1, 1 << 20))};
 }
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // The extent of a part from its busy time: a gap before each kernel, and the part of the second stream's kernels that
 // the multiprocessors cannot run beside those of the first. Both constants are medians over the other layers.
 double contended_us(const TracedPart& part, const std::vector<TracedPart>& parts) {
@@ -120,8 +115,8 @@ double contended_us(const TracedPart& part, const std::vector<TracedPart>& parts
     }
   }
   if (communicates(part.part.part)) return part.busy_us;
-  if (part.second_busy_us > 0) return part.busy_us + median_of(exposed) * part.second_busy_us;
-  return part.busy_us + median_of(gaps) * part.kernels;
+  if (part.second_busy_us > 0) return part.busy_us + upper_median(exposed) * part.second_busy_us;
+  return part.busy_us + upper_median(gaps) * part.kernels;
 }
 
 }  // namespace

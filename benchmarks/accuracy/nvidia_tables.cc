@@ -14,6 +14,7 @@
 
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
+#include "model/median.h"
 #include "model/schedule/family.h"
 #include "model/to_size.h"
 #include "sim/calibration/measured_iterations.h"
@@ -217,10 +218,9 @@ Agreement agreement_of(const CsvTable& table, int row) {
 }
 
 // "3 configurations: slower by 1.2 % (median), at most 2.3 %"
-std::string agreement_summary(std::vector<double> slower) {
-  std::sort(slower.begin(), slower.end());
+std::string agreement_summary(const std::vector<double>& slower) {
   return fmt::format("{} configurations: slower by {:.1f} % (median), at most {:.1f} %\n", slower.size(),
-                     50 * (slower[(slower.size() - 1) / 2] + slower[slower.size() / 2]), 100 * slower.back());
+                     100 * median(slower), 100 * *std::max_element(slower.begin(), slower.end()));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/accuracy/score.h"
+#include "model/median.h"
 
 namespace sluice::bench::accuracy {
 namespace {
@@ -71,12 +72,11 @@ std::vector<Summary> summaries(const TableScore& score) {
       summary.worst = errors.back();
       summary.worst_row = comparison.place;
     }
-    std::sort(errors.begin(), errors.end());
     summary.count = errors.size();
     const auto n = static_cast<double>(errors.size());
     summary.mean /= n;
     summary.signed_mean /= n;
-    summary.median = (errors[(errors.size() - 1) / 2] + errors[errors.size() / 2]) / 2;
+    summary.median = median(std::move(errors));
   }
   return out;
 }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "model/median.h"
 #include "model/to_size.h"
 #include "traces/figure/svg.h"
 
@@ -83,13 +84,6 @@ void draw(Svg& svg, const HeatMap& map, double top) {
   }
 }
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Seconds of passes, by worker and step.
 std::vector<std::vector<double>> pass_times(const MeasuredRun& run) {
   std::vector<std::vector<double>> times(to_size(run.workers()), std::vector<double>(run.steps.size(), 0));
@@ -105,7 +99,7 @@ HeatMap by_worker(const MeasuredRun& run, const std::vector<std::vector<double>>
   std::vector<double> medians;
   double mean = 0;
   for (const std::vector<double>& each : times) {
-    medians.push_back(median_of(each));
+    medians.push_back(upper_median(each));
     mean += medians.back() / static_cast<double>(times.size());
   }
   for (int replica = 0; replica < run.replicas; ++replica) {
@@ -131,7 +125,7 @@ HeatMap by_step(const MeasuredRun& run, const std::vector<std::vector<double>>& 
   for (const std::int64_t step : run.steps) map.column_names.push_back(fmt::format("{}", step));
   for (int worker = 0; worker < run.workers(); ++worker) {
     map.row_names.push_back(run.name_of(worker));
-    const double usual = median_of(times[to_size(worker)]);
+    const double usual = upper_median(times[to_size(worker)]);
     for (const double time : times[to_size(worker)]) map.values.push_back(usual > 0 ? time / usual : 1);
   }
   return map;

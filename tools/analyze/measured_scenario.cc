@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "model/median.h"
 #include "model/schedule/family.h"
 #include "model/to_size.h"
 
@@ -35,10 +36,7 @@ double median_transfer(const std::vector<StepGraph>& graphs) {
       if (is_pipeline_transfer(graph.ops[p]->kind)) times.push_back(graph.transfer[p]);
     }
   }
-  if (times.empty()) return 0;
-  const auto middle = times.begin() + std::ssize(times) / 2;
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return upper_median(std::move(times));
 }
 
 }  // namespace

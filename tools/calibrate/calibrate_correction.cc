@@ -13,6 +13,7 @@
 #include "model/input/csv.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
+#include "model/median.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/calibration/megatron_log.h"
@@ -31,12 +32,6 @@ struct Measurement {
   PredictedAndMeasured times;
   CorrectionOrigin origin;
 };
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 // Returns the predicted time without a correction.
 double predicted_s(Scenario scenario) {
@@ -68,7 +63,7 @@ void read_log(const MeasuredFile& file, const nlohmann::json& base, const std::s
   seconds.erase(seconds.begin(), seconds.begin() + skip);
   out.push_back({file.path,
                  fmt::format("median of {} iterations", seconds.size()),
-                 {predicted_s(scenario), median_of(seconds)},
+                 {predicted_s(scenario), median(seconds)},
                  origin_of(scenario)});
 }
 

@@ -24,6 +24,7 @@
 #include "kernels/cpu/gemm.h"
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/median.h"
 #include "model/timeline/memory.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
@@ -75,14 +76,6 @@ std::string step_line(const RunReport& run, std::size_t batch, const RunPlan& pl
       fmt::format("step {:>5}  loss {:.4f}", run.first_step + static_cast<std::int64_t>(batch) + 1, run.losses[batch]);
   if (run.gradient_norm > 0) line += fmt::format("  norm {:.3f}", run.gradient_norm);
   return line + fmt::format("  {:.1f} ms  {:.0f} tokens/s", 1e3 * seconds, plan.tokens_per_batch() / seconds);
-}
-
-// Returns the upper median, or 0 for no values.
-double upper_median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // Returns the median time of a step in seconds, without the first run of the graph if there are more than two. `time`:

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "model/errors.h"
+#include "model/median.h"
 #include "model/to_size.h"
 
 namespace sluice::traces {
@@ -87,13 +88,6 @@ RunSummary summary_of(const RunRows& run, int num_ranks) {
     summary.bubble_fraction = 1 - static_cast<double>(summary.busy.count()) / (makespan * run.num_ranks);
   }
   return summary;
-}
-
-double median(std::vector<double>& values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 // Accumulates the errors of the pairs of one kind.

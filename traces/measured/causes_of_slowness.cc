@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "model/median.h"
 #include "model/to_size.h"
 #include "traces/measured/replay.h"
 
@@ -29,14 +30,6 @@ constexpr std::size_t kMostVariants = 48;  // of workers, and of links
 
 double mean_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-// The lower median: of two values, the smaller.
-double lower_median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // Factors of the durations of all classes of ops (worker, chunk, kind), and why.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/median.h"
 #include "model/to_size.h"
 #include "traces/measured/pass_index.h"
 
@@ -44,11 +45,7 @@ class MedianGaps {
  public:
   void add(const GapClass& key, Duration gap) { gaps_[key].push_back(std::max(gap, Duration::zero())); }
   void finish() {
-    for (auto& [key, values] : gaps_) {
-      const auto middle = values.begin() + std::ssize(values) / 2;
-      std::nth_element(values.begin(), middle, values.end());
-      median_[key] = *middle;
-    }
+    for (auto& [key, values] : gaps_) median_[key] = upper_median(std::move(values));
   }
   Duration of(const GapClass& key) const {
     const auto found = median_.find(key);

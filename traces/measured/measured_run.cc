@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/median.h"
 #include "model/to_size.h"
 
 namespace sluice::traces {
@@ -299,11 +300,10 @@ void drop_warm_up(MeasuredRun& run) {
   std::vector<Duration> times(run.steps.size(), Duration::zero());
   for (const MeasuredOp& op : run.ops) times[to_size(op.step)] = std::max(times[to_size(op.step)], op.end);
   const double first = to_seconds(times.front());
-  const auto middle = times.begin() + 1 + (std::ssize(times) - 1) / 2;
-  std::nth_element(times.begin() + 1, middle, times.end());
-  if (first <= kWarmUp * to_seconds(*middle)) return;
+  const double usual = to_seconds(upper_median(std::vector<Duration>(times.begin() + 1, times.end())));
+  if (first <= kWarmUp * usual) return;
   run.notes.push_back(fmt::format("step {} took {:.3f} s, {:.1f} times the median of the others: a warm-up, left out",
-                                  run.steps.front(), first, first / to_seconds(*middle)));
+                                  run.steps.front(), first, first / usual));
   std::erase_if(run.ops, [](const MeasuredOp& op) { return op.step == 0; });
   for (MeasuredOp& op : run.ops) --op.step;
   run.steps.erase(run.steps.begin());

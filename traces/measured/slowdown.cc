@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "model/median.h"
 #include "model/to_size.h"
 #include "traces/measured/replay.h"
 
@@ -16,13 +17,6 @@ constexpr int kLanes = 8;
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-double median(std::vector<double>& values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 class Analysis {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/median.h"
 #include "model/to_size.h"
 #include "traces/measured/step_graph.h"
 #include "traces/read/clocks.h"
@@ -108,10 +109,7 @@ Duration replica_offset(const MeasuredRun& run, int replica) {
     if (run.replica_of(op.worker) != replica) continue;
     if (const auto found = first.find(key); found != first.end()) differences.push_back(found->second - op.end);
   }
-  if (differences.empty()) return Duration::zero();
-  const auto middle = differences.begin() + std::ssize(differences) / 2;
-  std::nth_element(differences.begin(), middle, differences.end());
-  return *middle;
+  return upper_median(std::move(differences));
 }
 
 // Sets the first start of each step to 0 and sorts the ops again.
