@@ -53,13 +53,13 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
   const bool like = std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
     return argument == "--like" || argument.starts_with("--like=");
   });
-  std::vector<Subcommand> commands = {add_simulate_command(app, std::move(arguments)),
+  std::vector<Subcommand> commands = {add_simulate_command(app, arguments),
                                       add_plan_command(app),
                                       add_slice_command(app),
                                       add_weave_command(app),
                                       add_import_command(app),
                                       add_compare_command(app),
-                                      add_analyze_command(app),
+                                      add_analyze_command(app, std::move(arguments)),
                                       add_schedules_command(app),
                                       add_schedule_command(app),
                                       add_run_command(app),

@@ -102,6 +102,49 @@ TEST_F(Analyze, RecognisesSimulatedSchedules) {
   }
 }
 
+// A drawn step is the timeline that was read: compared op by op with the trace of the simulation.
+TEST_F(Analyze, DrawsTheStepThatItRead) {
+  for (const std::string schedule :
+       {"1f1b", "gpipe", "interleaved-1f1b --vpp 2", "zb-h1", "zb-v --vpp 2", "v-half --vpp 2"}) {
+    const std::string trace = folder_.path("simulated.json.gz");
+    const std::string drawn = folder_.path("drawn.json.gz");
+    const CommandResult made =
+        run_sluice(words("simulate --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 --trace " + trace +
+                         " --schedule " + schedule));
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+    const CommandResult analysed = run(trace + " --trace " + drawn);
+    ASSERT_EQ(analysed.exit_code, 0) << analysed.err;
+    EXPECT_THAT(analysed.out, ::testing::Not(HasSubstr("was moved"))) << schedule;
+    const CommandResult compared = run_sluice(words("compare " + trace + " " + drawn + " --json --tolerance 1e-6"));
+    EXPECT_EQ(compared.exit_code, 0) << schedule << compared.err << compared.out;
+    for (const json& kind : json::parse(compared.out)["kinds"]) {
+      EXPECT_EQ(kind["count"]["first"], kind["count"]["second"]) << schedule << kind;
+    }
+  }
+}
+
+TEST_F(Analyze, WritesPicturesOfAStep) {
+  const std::string report = folder_.path("step.html");
+  const std::string svg = folder_.path("step.svg");
+  const std::string timeline = sample("bytedance/timeline-ST.json.gz");
+  const CommandResult result = run(timeline + " --report " + report + " --svg " + svg + " --step 259 --replica 1");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string page = model::read_file(report);
+  EXPECT_THAT(page, AllOf(HasSubstr("1f1b, 4 ranks, 4 microbatches, measured, step 259, replica 1"),
+                          HasSubstr("--replica 1"), HasSubstr("mean times"), HasSubstr("idle fraction of all rank")));
+  const std::string picture = model::read_file(svg);
+  EXPECT_THAT(picture, AllOf(HasSubstr("measured, step 259, replica 1"), HasSubstr("1f1b, 4 ranks, 4 microbatches<")));
+  const auto refused = [&](const std::string& flags, const std::string& what) {
+    const CommandResult wrong = run(timeline + flags);
+    EXPECT_EQ(wrong.exit_code, 2) << flags;
+    EXPECT_THAT(wrong.err, HasSubstr(what)) << flags;
+  };
+  refused(" --svg " + svg + " --step 5", "--step 5: expected one of the 32 steps read, from 23 to 1048");
+  refused(" --svg " + svg + " --replica 2", "--replica 2: expected 0 to 1");
+  refused(" --step 259", "--step needs --report, --svg or --trace");
+  refused(" --replica 1", "--replica needs --report, --svg or --trace");
+}
+
 // Recomputation is part of its backward, not a delay.
 TEST_F(Analyze, CountsRecomputation) {
   const std::string trace = folder_.path("recompute.json.gz");

@@ -6,15 +6,18 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "tools/analyze/analysis.h"
 #include "tools/analyze/heat_maps.h"
 #include "tools/analyze/measured_scenario.h"
+#include "tools/analyze/step_pictures.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
+#include "tools/simulate/simulation_report.h"
 #include "traces/measured/estimated_transfers.h"
 #include "traces/measured/read_measured.h"
 #include "traces/measured/worker_clocks.h"
@@ -28,6 +31,7 @@ struct AnalyzeOptions {
   std::string names;
   std::string heat_maps;
   std::string scenario;
+  StepPictures pictures;
   bool json = false;
   bool all_steps = false;
   std::size_t top = 10;
@@ -40,6 +44,10 @@ constexpr double kMostReplayError = 0.01;
 int analyze_command(const AnalyzeOptions& options) {
   std::optional<NameMap> names;
   if (!options.names.empty()) names.emplace(read_file(options.names), options.names);
+  if (!options.pictures.any() && (options.pictures.step || options.pictures.replica)) {
+    throw InputError(
+        fmt::format("{} needs --report, --svg or --trace", options.pictures.step ? "--step" : "--replica"));
+  }
   Analysis analysis;
   MeasuredRun read = read_measured_run(trace_files(options.timeline), {.names = names ? &*names : nullptr});
   if (!options.all_steps) drop_warm_up(read);
@@ -72,6 +80,10 @@ int analyze_command(const AnalyzeOptions& options) {
     print_message("--scenario: the schedule is none of the families; the scenario has 1f1b");
   }
   if (!options.scenario.empty()) write_file_whole(options.scenario, measured_scenario(analysis).dump(2) + "\n");
+  if (options.pictures.any()) {
+    const std::string note = write_step_pictures(options.pictures, analysis);
+    if (!note.empty()) run.notes.push_back(note);
+  }
   if (options.json) {
     fmt::print("{}\n", analysis_document(analysis).dump(2));
   } else {
@@ -82,7 +94,7 @@ int analyze_command(const AnalyzeOptions& options) {
 
 }  // namespace
 
-Subcommand add_analyze_command(CLI::App& app) {
+Subcommand add_analyze_command(CLI::App& app, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand(
       "analyze",
       "Find out why measured training steps were slow.\n\n"
@@ -90,6 +102,7 @@ Subcommand add_analyze_command(CLI::App& app) {
       "  sluice analyze timeline.json.gz\n"
       "  sluice analyze pp_logs/ --gpus 64 --heat-maps heat.svg\n"
       "  sluice analyze traces/ --names names.json --json\n"
+      "  sluice analyze timeline.json.gz --report step.html --step 12 --replica 3\n"
       "  sluice analyze timeline.json.gz --scenario measured.json && sluice simulate measured.json --schedule zb-h1\n\n"
       "Reads timelines of ByteDance's StragglerAnalysis, folders of AMD Primus's pipeline logs (pp_rank_N.json), "
       "Chrome "
@@ -99,6 +112,7 @@ Subcommand add_analyze_command(CLI::App& app) {
   command->group("Predict and plan");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto options = std::make_shared<AnalyzeOptions>();
+  options->pictures.command_line = shell_line(arguments);
   command->add_option("timeline", options->timeline, "Timeline: a file, a folder, or files separated by commas")
       ->required();
   command
@@ -116,6 +130,15 @@ Subcommand add_analyze_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON document (sluice.analysis/1)");
   add_output(*command, "--heat-maps", options->heat_maps,
              "Write the times of the passes by rank, replica and step to an SVG file");
+  add_output(*command, "--report", options->pictures.report,
+             "Write one step, and its schedule simulated with the mean times, to a self-contained HTML report");
+  add_output(*command, "--svg", options->pictures.svg, "Write the timeline of that step and the simulated one as SVG");
+  add_output(*command, "--trace", options->pictures.trace,
+             "Write the timeline of that step and its idle time as a Chrome trace (.json or .gz)");
+  command->add_option("--step", options->pictures.step,
+                      "Step to draw, by its number in the files (default: the one with the median time)");
+  command->add_option("--replica", options->pictures.replica, "Data-parallel replica to draw, from 0 (default 0)")
+      ->check(CLI::Range(0, 1000000));
   add_output(*command, "--scenario", options->scenario,
              "Write a scenario with the measured times as costs, for 'sluice simulate' with other schedules");
   return {command, [options] { return analyze_command(*options); }};

@@ -69,7 +69,6 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
   const bool flush = schedule.weight_policy() == WeightPolicy::flush;
   const Duration iteration =
       prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
-  const std::string causes = causes_text(prediction.idle);
   std::vector<ReportMetric> out;
   out.push_back(
       {"Iteration", time_text(iteration),
@@ -96,25 +95,15 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
                                static_cast<double>(fit.capacity_bytes) / kGiB, fit.rank),
                    static_cast<double>(fit.needed_bytes), false, fit.fits ? "" : "does not fit"});
   }
-  out.push_back({"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
-                 causes.empty() ? "idle fraction of all rank time" : "idle fraction of all rank time: " + causes,
-                 metrics.bubble_fraction, true});
-  out.push_back({"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
-                 fmt::format("makespan over the busiest rank's compute time, {}", time_text(metrics.ideal)),
-                 metrics.bubble_over_ideal, true});
   if (!flush) {
     out.push_back({"Makespan", time_text(metrics.makespan), fmt::format("for {} batches", schedule.num_batches()),
                    to_seconds(metrics.makespan)});
   }
-  out.push_back({"Span", time_text(metrics.span), "longest time between the first and last op of a rank",
-                 to_seconds(metrics.span)});
   out.push_back({"Period", time_text(prediction.period),
                  "time per batch when batches follow each other without a barrier", to_seconds(prediction.period)});
-  const CriticalPath& path = prediction.critical_path;
-  out.push_back({"Critical path",
-                 fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
-                 path_text(path, metrics.makespan),
-                 {}});
+  for (ReportMetric& metric : timeline_headline(metrics, prediction.idle, prediction.critical_path)) {
+    out.push_back(std::move(metric));
+  }
   return out;
 }
 
@@ -128,6 +117,23 @@ std::string shell_word(const std::string& word) {
 }
 
 }  // namespace
+
+std::vector<ReportMetric> timeline_headline(const Metrics& metrics, const std::vector<IdleByCause>& idle,
+                                            const CriticalPath& path) {
+  const std::string causes = causes_text(idle);
+  return {{"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
+           causes.empty() ? "idle fraction of all rank time" : "idle fraction of all rank time: " + causes,
+           metrics.bubble_fraction, true},
+          {"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
+           fmt::format("makespan over the busiest rank's compute time, {}", time_text(metrics.ideal)),
+           metrics.bubble_over_ideal, true},
+          {"Span", time_text(metrics.span), "longest time between the first and last op of a rank",
+           to_seconds(metrics.span)},
+          {"Critical path",
+           fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
+           path_text(path, metrics.makespan),
+           {}}};
+}
 
 SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file) {
   namespace fs = std::filesystem;

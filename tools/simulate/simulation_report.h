@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "model/scenario/setup.h"
+#include "model/timeline/causes.h"
+#include "model/timeline/critical_path.h"
 #include "sim/engine/predict.h"
 #include "traces/report/report.h"
 
@@ -40,6 +42,10 @@ std::string run_title(const Setup& setup);
 
 // Returns a shell command line with `sluice` as the program: "sluice simulate 'a b.json'".
 std::string shell_line(const std::vector<std::string>& arguments);
+
+// Returns the figures of a report that a timeline alone has: bubble, span, critical path.
+std::vector<ReportMetric> timeline_headline(const Metrics& metrics, const std::vector<IdleByCause>& idle,
+                                            const CriticalPath& path);
 
 // Returns a run to draw. Refers to `setup` and `prediction`, which must contain memory curves.
 DrawnRun drawn_run(const Setup& setup, const Prediction& prediction);

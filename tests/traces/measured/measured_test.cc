@@ -12,6 +12,7 @@
 #include "model/input/files.h"
 #include "tests/support/measured_pipeline.h"
 #include "traces/measured/causes_of_slowness.h"
+#include "traces/measured/drawn_step.h"
 #include "traces/measured/estimated_transfers.h"
 #include "traces/measured/primus.h"
 #include "traces/measured/read_measured.h"
@@ -181,6 +182,63 @@ TEST(StepGraph, ReplaysWhatWasMeasured) {
           << ranks << " " << replicas;
       EXPECT_NEAR(what_if.replayed, what_if.measured, 2e-9 * static_cast<double>(run.ops.size()));
     }
+  }
+}
+
+// Without noise of clocks a drawn step has all times as they were measured, and respects its edges.
+TEST(DrawnStep, IsWhatWasMeasured) {
+  const MeasuredRun run = measured_run(
+      measured_pipeline({.replicas = 2, .ranks = 4, .microbatches = 6, .steps = 3, .noise = 0.1}), "test", "x");
+  const DrawnStep drawn = drawn_step(run, 1, 1);
+  EXPECT_EQ(drawn.step, run.steps[1]);
+  EXPECT_EQ(drawn.moved.count(), 0);
+  Duration first = Duration::max();
+  for (int rank = 0; rank < run.ranks; ++rank) first = std::min(first, run.of(1, run.worker(1, rank)).front().start);
+  std::int64_t passes = 0;
+  for (VertexId v = 0; v < drawn.graph->size(); ++v) {
+    for (const VertexId need : drawn.graph->needs(v)) EXPECT_LE(drawn.timeline.end[need], drawn.timeline.start[v]);
+    const Vertex& vertex = (*drawn.graph)[v];
+    if (vertex.kind != VertexKind::compute) continue;
+    for (const MeasuredOp& op : run.of(1, run.worker(1, vertex.stage))) {
+      const MeasuredKind kind = vertex.op == OpKind::F ? MeasuredKind::forward : MeasuredKind::backward;
+      if (op.kind != kind || op.microbatch != vertex.microbatch) continue;
+      EXPECT_EQ(drawn.timeline.start[v], op.start - first);
+      EXPECT_EQ(drawn.timeline.end[v], op.end - first);
+      ++passes;
+    }
+  }
+  EXPECT_EQ(passes, 2 * 4 * 6);
+}
+
+// A receive that ended before its send began, by clocks that differ: what follows is moved, and the note says so.
+TEST(DrawnStep, StartsNothingBeforeWhatItWaitsFor) {
+  auto ops = measured_pipeline({.replicas = 1, .ranks = 2, .microbatches = 2, .steps = 1, .noise = 0});
+  constexpr Duration kOff = std::chrono::seconds(1);
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.rank == 0) raw.op.start += kOff, raw.op.end += kOff;
+  }
+  const DrawnStep drawn = drawn_step(measured_run(ops, "test", "x"), 0, 0);
+  EXPECT_GT(drawn.moved, kOff / 2);
+  for (VertexId v = 0; v < drawn.graph->size(); ++v) {
+    for (const VertexId need : drawn.graph->needs(v)) EXPECT_LE(drawn.timeline.end[need], drawn.timeline.start[v]);
+  }
+}
+
+TEST(DrawnStep, EndsWithTheRecordedStep) {
+  const MeasuredRun run = sample_st();
+  for (int step = 0; step < 5; ++step) {
+    const DrawnStep drawn = drawn_step(run, step, 0);
+    Duration first = Duration::max();
+    Duration last{};
+    for (int rank = 0; rank < run.ranks; ++rank) {
+      for (const MeasuredOp& op : run.of(step, run.worker(0, rank))) {
+        first = std::min(first, op.start);
+        last = std::max(last, op.end);
+      }
+    }
+    // Ranks end the clipping up to 1 ms apart; drawn, all optimizers wait for the last.
+    EXPECT_NEAR(to_seconds(drawn.metrics.makespan), to_seconds(last - first), 1e-3 * to_seconds(last - first));
+    EXPECT_LT(to_seconds(drawn.moved), 1e-3 * to_seconds(last - first));
   }
 }
 
