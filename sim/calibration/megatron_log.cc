@@ -116,10 +116,110 @@ std::optional<std::int64_t> value_of(const LoggedValue& argument) {
                                logged.name, logged.value, scenario.source, value));
 }
 
+// The number after the last "iteration" before the elapsed time; 0 without one.
+std::int64_t iteration_number(std::string_view line) {
+  constexpr std::string_view kWord = "iteration";
+  const std::size_t at = line.substr(0, line.find(kElapsed)).find(kWord);
+  if (at == std::string_view::npos) return 0;
+  const std::string_view rest = trimmed(line.substr(at + kWord.size()));
+  return number_of<std::int64_t>(rest.substr(0, rest.find_first_not_of("0123456789"))).value_or(0);
+}
+
+// Reads the timers that follow the line of an iteration.
+class TimerReader {
+ public:
+  explicit TimerReader(MegatronLog& log) : log_(log) {}
+
+  // Whether the line belongs to a block of timers. Throws InputError.
+  bool take(std::string_view line, std::int64_t number) {
+    if (line.find("across ranks (ms):") != std::string_view::npos) {
+      inside_ = true;
+      timer_ = nullptr;
+      return true;
+    }
+    if (!inside_) return false;
+    const std::string_view text = without_prefix(line);
+    const std::size_t colon = text.find(':');
+    inside_ = colon != std::string_view::npos && (text.starts_with("rank ") ? timer_ != nullptr : is_name(text, colon));
+    if (!inside_) return false;
+    if (log_.seconds.empty()) return true;  // of the setup
+    const std::string_view value = trimmed(text.substr(colon + 1));
+    const auto wrong = [&](const char* expected) {
+      return InputError(
+          fmt::format("{}: line {}: expected {}, got '{}'", log_.source, number, expected, text.substr(0, 60)));
+    };
+    if (text.starts_with("rank ")) {
+      const auto rank = number_of<std::int64_t>(trimmed(text.substr(5, colon - 5)));
+      const auto seconds = time_of(value);
+      if (!rank || *rank < 0 || *rank >= kMostRanks || !seconds) throw wrong("'rank N: milliseconds'");
+      if (std::ssize(timer_->ranks_s) <= *rank) timer_->ranks_s.resize(static_cast<std::size_t>(*rank) + 1);
+      timer_->ranks_s[static_cast<std::size_t>(*rank)] = *seconds;
+      timer_->min_s = timer_->max_s == 0 ? *seconds : std::min(timer_->min_s, *seconds);
+      timer_->max_s = std::max(timer_->max_s, *seconds);
+      return true;
+    }
+    const std::size_t iteration = log_.seconds.size() - 1;
+    if (log_.tables.empty() || log_.tables.back().iteration != iteration) log_.tables.push_back({iteration, {}});
+    const std::string_view name = text.substr(0, colon);
+    timer_ = &log_.tables.back().timers.emplace_back();
+    timer_->name = trimmed(name.substr(0, name.find(" .")));
+    if (value.empty()) return true;  // a line for each rank follows
+    const bool pair = value.front() == '(' && value.back() == ')';
+    const std::size_t comma = value.find(',');
+    const auto low =
+        pair && comma != std::string_view::npos ? time_of(trimmed(value.substr(1, comma - 1))) : time_of(value);
+    const auto high = pair && comma != std::string_view::npos
+                          ? time_of(trimmed(value.substr(comma + 1, value.size() - comma - 2)))
+                          : low;
+    if (!low || !high || *low > *high) throw wrong("'timer ...: (least, most)' or 'timer ...: most' in milliseconds");
+    timer_->min_s = *low;
+    timer_->max_s = *high;
+    return true;
+  }
+
+  void end() {
+    inside_ = false;
+    timer_ = nullptr;
+  }
+
+ private:
+  static constexpr std::int64_t kMostRanks = std::int64_t{1} << 20;
+
+  // Without "[default0]:" of launchers.
+  static std::string_view without_prefix(std::string_view line) {
+    line = trimmed(line);
+    if (line.starts_with('[')) {
+      const std::size_t end = line.find("]:");
+      if (end != std::string_view::npos) line = trimmed(line.substr(end + 2));
+    }
+    return line;
+  }
+
+  // "forward-compute ......: ", or "forward-compute:" before the lines of the ranks.
+  static bool is_name(std::string_view text, std::size_t colon) {
+    const std::string_view name = trimmed(text.substr(0, colon));
+    const bool dotted = name.ends_with('.');
+    return !name.empty() && (dotted || colon + 1 == text.size()) &&
+           name.substr(0, dotted ? name.find(" .") : name.size())
+                   .find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-_/") == std::string_view::npos;
+  }
+
+  static std::optional<double> time_of(std::string_view text) {
+    const auto milliseconds = number_of<double>(text);
+    if (!milliseconds || !(*milliseconds >= 0 && *milliseconds < 1e10)) return std::nullopt;
+    return *milliseconds / 1e3;
+  }
+
+  MegatronLog& log_;
+  LoggedTimer* timer_ = nullptr;  // of which lines of ranks follow
+  bool inside_ = false;
+};
+
 }  // namespace
 
 MegatronLog parse_megatron_log(std::string_view text, const std::string& source) {
-  MegatronLog log{.source = source, .seconds = {}, .global_batches = {}, .arguments = {}};
+  MegatronLog log{.source = source};
+  TimerReader timers(log);
   std::int64_t number = 0;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
@@ -128,6 +228,7 @@ MegatronLog parse_megatron_log(std::string_view text, const std::string& source)
     ++number;
     const auto elapsed = field(line, kElapsed);
     if (!elapsed) {
+      if (timers.take(line, number)) continue;
       const PrintedArgument argument = printed_argument(line);
       if (!argument.name.empty()) {
         log.arguments.push_back({std::string(argument.name), std::string(argument.value), number});
@@ -141,6 +242,8 @@ MegatronLog parse_megatron_log(std::string_view text, const std::string& source)
                       source, number, kElapsed, elapsed->substr(0, 40)));
     }
     log.seconds.push_back(*milliseconds / 1e3);
+    log.iterations.push_back(iteration_number(line));
+    timers.end();
     log.global_batches.push_back({"global batch size", std::string(field(line, kGlobalBatch).value_or("")), number});
   }
   if (log.seconds.empty()) {

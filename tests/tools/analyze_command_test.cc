@@ -1,10 +1,13 @@
 // `sluice analyze` on the command line.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "model/input/files.h"
@@ -143,6 +146,71 @@ TEST_F(Analyze, WritesPicturesOfAStep) {
   refused(" --svg " + svg + " --replica 2", "--replica 2: expected 0 to 1");
   refused(" --step 259", "--step needs --report, --svg or --trace");
   refused(" --replica 1", "--replica needs --report, --svg or --trace");
+}
+
+// A log of 11 iterations of pp 4, dp 2, tp 2, with `option` of --timing-log-option: pipeline rank 3 takes 1.2 times the
+// compute of the others, rank 5 1.1 times that, and iteration 8 waits 0.3 s for receives.
+std::string timer_log(const std::string& option, const std::string& prefix = "") {
+  constexpr int kRanks = 16;
+  std::vector<std::string> lines = {"  world_size ............... 16", "  pipeline_model_parallel_size ............ 4"};
+  for (int i = 1; i <= 11; ++i) {
+    lines.push_back(fmt::format(" iteration {}/11 | elapsed time per iteration (ms): {} | global batch size: 16 |", i,
+                                i == 8 ? 1300 : 1000));
+    lines.push_back("times across ranks (ms):");
+    std::vector<double> compute;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      compute.push_back(200 * (rank / 4 == 3 ? 1.2 : 1) * (rank == 5 ? 1.1 : 1) * (1 + 1e-3 * (rank % 3)));
+    }
+    for (const auto& [name, scale, more] : {std::tuple("forward-compute", 1.0, 0.0),
+                                            {"backward-compute", 2.0, 0.0},
+                                            {"forward-recv", 0.0, i == 8 ? 320.0 : 20.0},
+                                            {"forward-backward", 0.0, 900.0}}) {
+      if (option == "all") {
+        lines.push_back(fmt::format("  {}:", name));
+        for (int rank = 0; rank < kRanks; ++rank) {
+          lines.push_back(fmt::format("     rank {:2d}: {:.2f}", rank, scale * compute[rank] + more));
+        }
+      } else {
+        const auto [low, high] = std::minmax_element(compute.begin(), compute.end());
+        lines.push_back(fmt::format("    {:.<40}: ({:.2f}, {:.2f})", name + std::string(" "), scale * *low + more,
+                                    scale * *high + more));
+      }
+    }
+  }
+  std::string out;
+  for (const std::string& line : lines) out += prefix + line + "\n";
+  return out;
+}
+
+TEST_F(Analyze, NamesSlowRanksOfMegatronLogs) {
+  const std::string log = folder_.path("train.log");
+  for (const std::string prefix : {"", "[default7]:"}) {
+    model::write_file_whole(log, timer_log("all", prefix));
+    const json causes = document(log)["causes"];
+    ASSERT_EQ(causes.size(), 3U) << causes;
+    EXPECT_EQ(causes[0]["kind"], "stage");
+    EXPECT_EQ(causes[0]["pipeline_rank"], 3);
+    EXPECT_NEAR(causes[0]["excess_s"].get<double>(), 0.12, 0.002);
+    EXPECT_EQ(causes[1]["kind"], "worker");
+    EXPECT_EQ(causes[1]["rank"], 5);
+    EXPECT_NEAR(causes[1]["excess_s"].get<double>(), 0.06, 0.002);
+    EXPECT_EQ(causes[2]["iteration"], 8);
+    EXPECT_NEAR(causes[2]["excess_s"].get<double>(), 0.3 / 11, 1e-9);
+    EXPECT_THAT(causes[2]["what"].get<std::string>(), HasSubstr("forward-recv rose most, by 0.300 s"));
+  }
+  const json idle = document(log)["idle_fraction"];
+  ASSERT_EQ(idle.size(), 4U);
+  EXPECT_NEAR(idle[0].get<double>(), 1 - 600.0 / 900, 0.002);
+  EXPECT_NEAR(idle[3].get<double>(), 1 - 720.0 / 900, 0.002);
+
+  model::write_file_whole(log, timer_log("minmax"));
+  const json extremes = document(log);
+  EXPECT_EQ(extremes["causes"].size(), 1U);
+  EXPECT_NEAR(extremes["timers"][0]["max_s"].get<double>(), 0.24, 0.002);
+  EXPECT_THAT(run(log).out, HasSubstr("note: slow ranks can be named with --timing-log-option all"));
+  EXPECT_THAT(run(log + " --svg x.svg").err, HasSubstr("train.log: --report, --svg and --trace need a timeline"));
+  model::write_file_whole(log, "iteration 1/1 | elapsed time per iteration (ms): 10 |\n");
+  EXPECT_THAT(run(log).err, HasSubstr("train.log: expected timers after the iterations, got none"));
 }
 
 // Recomputation is part of its backward, not a delay.

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "tools/analyze/heat_maps.h"
 #include "tools/analyze/measured_scenario.h"
 #include "tools/analyze/step_pictures.h"
+#include "tools/analyze/timer_log.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
@@ -41,6 +43,34 @@ struct AnalyzeOptions {
 // Above this difference between replayed and measured steps, a note warns.
 constexpr double kMostReplayError = 0.01;
 
+// Whether a file is a log: it begins neither as JSON of events nor as an archive. Lines of logs may begin with '['.
+bool is_log(const std::vector<std::string>& files) {
+  if (files.size() != 1) return false;
+  std::ifstream file(files[0], std::ios::binary);
+  char first = 0;
+  char second = 0;
+  constexpr char kGzip = '\x1f';
+  if (!(file >> first >> second) || first == '{' || first == kGzip) return false;
+  return first != '[' || (second != '{' && second != '[' && second != ']');
+}
+
+int analyze_log(const std::string& path, const AnalyzeOptions& options) {
+  for (const auto& [given, flag] : {std::pair(!options.names.empty(), "--names needs"),
+                                    {!options.heat_maps.empty(), "--heat-maps needs"},
+                                    {!options.scenario.empty(), "--scenario needs"},
+                                    {options.gpus.has_value(), "--gpus needs"},
+                                    {options.pictures.any(), "--report, --svg and --trace need"}}) {
+    if (given) throw InputError(fmt::format("{}: {} a timeline; a log has times per iteration", path, flag));
+  }
+  const TimerAnalysis analysis = analyse_timers(read_megatron_log(path), options.all_steps);
+  if (options.json) {
+    fmt::print("{}\n", timers_document(analysis).dump(2));
+  } else {
+    fmt::print("{}", timers_text(analysis, options.top));
+  }
+  return kDone;
+}
+
 int analyze_command(const AnalyzeOptions& options) {
   std::optional<NameMap> names;
   if (!options.names.empty()) names.emplace(read_file(options.names), options.names);
@@ -48,8 +78,10 @@ int analyze_command(const AnalyzeOptions& options) {
     throw InputError(
         fmt::format("{} needs --report, --svg or --trace", options.pictures.step ? "--step" : "--replica"));
   }
+  const std::vector<std::string> files = trace_files(options.timeline);
+  if (is_log(files)) return analyze_log(files[0], options);
   Analysis analysis;
-  MeasuredRun read = read_measured_run(trace_files(options.timeline), {.names = names ? &*names : nullptr});
+  MeasuredRun read = read_measured_run(files, {.names = names ? &*names : nullptr});
   if (!options.all_steps) drop_warm_up(read);
   align_worker_clocks(read);
   analysis.run = with_estimated_transfers(std::move(read));
@@ -106,14 +138,17 @@ Subcommand add_analyze_command(CLI::App& app, std::vector<std::string> arguments
       "  sluice analyze timeline.json.gz --scenario measured.json && sluice simulate measured.json --schedule zb-h1\n\n"
       "Reads timelines of ByteDance's StragglerAnalysis, folders of AMD Primus's pipeline logs (pp_rank_N.json), "
       "Chrome "
-      "traces with other names of ops (--names), traces of sluice and of PyTorch's pipelining. It recognises the "
+      "traces with other names of ops (--names), traces of sluice and of PyTorch's pipelining, and timers in logs of "
+      "Megatron-LM (--timing-log-level 2 --timing-log-option all), which name slow ranks only. It recognises the "
       "schedule, replays every step with the measured durations, and prints the slowdown against ideal steps by "
       "replica, rank and kind, and the causes by the time that a step saves without each.");
   command->group("Predict and plan");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto options = std::make_shared<AnalyzeOptions>();
   options->pictures.command_line = shell_line(arguments);
-  command->add_option("timeline", options->timeline, "Timeline: a file, a folder, or files separated by commas")
+  command
+      ->add_option("timeline", options->timeline,
+                   "Timeline: a file, a folder, or files separated by commas; or a log of Megatron-LM")
       ->required();
   command
       ->add_option("--names", options->names,

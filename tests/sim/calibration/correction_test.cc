@@ -228,6 +228,56 @@ TEST(MegatronLogs, ErrorsNameFileAndLine) {
   }
 }
 
+// The two forms of timers: extremes over the ranks, and a line for each rank; those of the setup belong to no
+// iteration.
+TEST(MegatronLogs, TimersAreRead) {
+  const MegatronLog log = parse_megatron_log(
+      "(min, max) time across ranks (ms):\n"
+      "    model-and-optimizer-setup ......................: (1020.90, 1022.97)\n"
+      " [2026-01-01 10:00:00] iteration        7/      50 | elapsed time per iteration (ms): 900 |\n"
+      "INFO:megatron.core.timers:(min, max) time across ranks (ms):\n"
+      "    forward-backward ...............................: (600.00, 800.50)\n"
+      "    optimizer ......................................: 50.25\n"
+      "  done: (not a timer)\n"
+      "    all-grads-sync .................................: (1.00, 2.00)\n"
+      "[default3]: iteration 8/50 | elapsed time per iteration (ms): 910 |\n"
+      "[default3]:times across ranks (ms):\n"
+      "[default3]:  forward-compute:\n"
+      "[default3]:     rank  1: 20.00\n"
+      "[default3]:     rank 12: 30.00\n",
+      "x.log");
+  EXPECT_EQ(log.iterations, (std::vector<std::int64_t>{7, 8}));
+  ASSERT_EQ(log.tables.size(), 2U);
+  EXPECT_EQ(log.tables[0].iteration, 0U);
+  ASSERT_EQ(log.tables[0].timers.size(), 2U);
+  EXPECT_EQ(log.tables[0].timers[0].name, "forward-backward");
+  EXPECT_EQ(log.tables[0].timers[0].min_s, 0.6);
+  EXPECT_EQ(log.tables[0].timers[0].max_s, 0.8005);
+  EXPECT_EQ(log.tables[0].timers[1].min_s, 0.05025);
+  EXPECT_EQ(log.tables[0].timers[1].max_s, 0.05025);
+  ASSERT_EQ(log.tables[1].timers.size(), 1U);
+  const LoggedTimer& by_rank = log.tables[1].timers[0];
+  ASSERT_EQ(by_rank.ranks_s.size(), 13U);
+  EXPECT_EQ(by_rank.ranks_s[0], 0);
+  EXPECT_EQ(by_rank.ranks_s[1], 0.02);
+  EXPECT_EQ(by_rank.ranks_s[12], 0.03);
+  EXPECT_EQ(by_rank.min_s, 0.02);
+  EXPECT_EQ(by_rank.max_s, 0.03);
+  const auto error = [](const std::string& lines) {
+    return error_of([&] {
+      parse_megatron_log("iteration 1 | elapsed time per iteration (ms): 9 |\ntimes across ranks (ms):\n" + lines,
+                         "x.log");
+    });
+  };
+  EXPECT_EQ(error("  optimizer ......: (3.0, 2.0)\n"),
+            "x.log: line 3: expected 'timer ...: (least, most)' or 'timer ...: most' in milliseconds, got 'optimizer "
+            "......: (3.0, 2.0)'");
+  EXPECT_EQ(error("  optimizer:\n   rank -1: 2.0\n"),
+            "x.log: line 4: expected 'rank N: milliseconds', got 'rank -1: 2.0'");
+  EXPECT_EQ(error("  optimizer:\n   rank 1: nan\n"),
+            "x.log: line 4: expected 'rank N: milliseconds', got 'rank 1: nan'");
+}
+
 TEST(MegatronLogs, ArgumentsMustMatchTheScenario) {
   const Json document = Json::parse(
       R"({"model": {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 51200,
