@@ -144,6 +144,7 @@ TEST_F(Analyze, WritesPicturesOfAStep) {
   };
   refused(" --svg " + svg + " --step 5", "--step 5: expected one of the 32 steps read, from 23 to 1048");
   refused(" --svg " + svg + " --replica 2", "--replica 2: expected 0 to 1");
+  refused(" --layers 3", "--layers 3: expected at least one for each of 4 stages");
   refused(" --step 259", "--step needs --report, --svg or --trace");
   refused(" --replica 1", "--replica needs --report, --svg or --trace");
 }

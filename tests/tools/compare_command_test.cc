@@ -221,7 +221,7 @@ TEST_F(Compare, ErrorsAreOneLine) {
   write_file_whole(folder_.path("other.json"), R"({"traceEvents":[{"ph":"X","name":"aten::mm","cat":"cpu_op"}]})");
   EXPECT_EQ(error({"compare", a, folder_.path("other.json")}),
             "sluice: other.json: /traceEvents: expected pipeline op ranges (such as PP:0F0, category "
-            "gpu_user_annotation or user_annotation), got none\n");
+            "gpu_user_annotation or user_annotation), got none; sluice analyze --names reads other names\n");
   write_file_whole(folder_.path("wrong.json"), R"({"scheme":"sluice.scenario/1"})");
   EXPECT_THAT(error({"compare", a, folder_.path("wrong.json")}), HasSubstr("sluice: wrong.json: "));
   EXPECT_THAT(error({"compare", a, a, "--tolerence", "1%"}), HasSubstr("did you mean '--tolerance'?"));

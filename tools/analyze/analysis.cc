@@ -63,6 +63,7 @@ class AnalysisText {
     row("replayed, without delays", what_if.no_delays);
     row("pipeline transfers free", what_if.free_transfers);
     row("passes as long on all ranks (mean)", what_if.equal_stages);
+    if (what_if.lighter_last) row("one layer less on the last stage", *what_if.lighter_last);
     line("  span of the passes, replayed without delays: {:+.4f} % (mean of the absolute differences {:.4f} %)",
          100 * analysis_.observed.span_error, 100 * analysis_.observed.span_absolute_error);
   }
@@ -182,6 +183,7 @@ nlohmann::ordered_json analysis_document(const Analysis& analysis) {
                       {"no_delays_s", what_if.no_delays},
                       {"free_transfers_s", what_if.free_transfers},
                       {"equal_stages_s", what_if.equal_stages}};
+  if (what_if.lighter_last) out["mean_step"]["lighter_last_stage_s"] = *what_if.lighter_last;
   out["slowdown"]["published"] =
       analysis.published ? slowdown_document(analysis, *analysis.published) : nlohmann::ordered_json(nullptr);
   out["slowdown"]["observed"] = slowdown_document(analysis, analysis.observed);

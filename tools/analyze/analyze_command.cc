@@ -38,6 +38,7 @@ struct AnalyzeOptions {
   bool all_steps = false;
   std::size_t top = 10;
   std::optional<int> gpus;
+  std::optional<int> layers;
 };
 
 // Above this difference between replayed and measured steps, a note warns.
@@ -59,6 +60,7 @@ int analyze_log(const std::string& path, const AnalyzeOptions& options) {
                                     {!options.heat_maps.empty(), "--heat-maps needs"},
                                     {!options.scenario.empty(), "--scenario needs"},
                                     {options.gpus.has_value(), "--gpus needs"},
+                                    {options.layers.has_value(), "--layers needs"},
                                     {options.pictures.any(), "--report, --svg and --trace need"}}) {
     if (given) throw InputError(fmt::format("{}: {} a timeline; a log has times per iteration", path, flag));
   }
@@ -87,6 +89,10 @@ int analyze_command(const AnalyzeOptions& options) {
   analysis.run = with_estimated_transfers(std::move(read));
   MeasuredRun& run = analysis.run;
   drop_steps_without_graph(run, options.timeline);
+  if (options.layers && *options.layers < run.stages()) {
+    throw InputError(
+        fmt::format("--layers {}: expected at least one for each of {} stages", *options.layers, run.stages()));
+  }
   analysis.gpus = options.gpus.value_or(run.workers());
   analysis.schedule = recognise(run);
   // The published rules describe 1F1B and its interleaved variant; other schedules may contradict them.
@@ -98,7 +104,7 @@ int analyze_command(const AnalyzeOptions& options) {
   }
   analysis.graphs = step_graphs(run, ReceiveRule::observed);
   analysis.observed = slowdown_of(run, analysis.graphs);
-  analysis.what_if = causes_of_slowness(run, analysis.graphs);
+  analysis.what_if = causes_of_slowness(run, analysis.graphs, options.layers);
   const double error = analysis.what_if.replayed / analysis.what_if.measured - 1;
   if (std::abs(error) > kMostReplayError) {
     run.notes.push_back(
@@ -157,6 +163,10 @@ Subcommand add_analyze_command(CLI::App& app, std::vector<std::string> arguments
   command
       ->add_option("--gpus", options->gpus,
                    "GPUs of the job, for GPU hours, 1 to 1000000 (default: the recorded workers)")
+      ->check(CLI::Range(1, 1000000));
+  command
+      ->add_option("--layers", options->layers,
+                   "Layers of the model, 1 to 1000000, for the step with one layer less on the last stage")
       ->check(CLI::Range(1, 1000000));
   command->add_option("--top", options->top, "Number of causes, replicas and ranks to list, 1 to 1000000 (default 10)")
       ->check(CLI::Range(1, 1000000));

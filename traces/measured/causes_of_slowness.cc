@@ -43,9 +43,10 @@ class SlownessAnalysis {
   SlownessAnalysis(const MeasuredRun& run, const std::vector<StepGraph>& graphs)
       : run_(run), graphs_(graphs), classes_(to_size(run.workers()) * to_size(run.chunks) * kNumMeasuredKinds) {}
 
-  Counterfactuals result() {
+  Counterfactuals result(std::optional<int> layers) {
     find_typical();
     replay_whole();
+    if (layers && run_.stages() > 1) replay_lighter_last(*layers);
     add_stages();
     add_workers();
     add_links();
@@ -63,6 +64,32 @@ class SlownessAnalysis {
   }
 
  private:
+  void replay_lighter_last(int layers) {
+    const double layers_per_stage = static_cast<double>(layers) / run_.stages();
+    std::array<std::vector<double>, kNumMeasuredKinds> others;
+    std::pair<int, int> last;  // rank and chunk
+    for (int rank = 0; rank < run_.ranks; ++rank) {
+      for (int chunk = 0; chunk < run_.chunks; ++chunk) {
+        const bool is_last = run_.stage(rank, chunk) == run_.stages() - 1;
+        if (is_last) last = {rank, chunk};
+        for (std::size_t kind = 0; kind < others.size() && !is_last; ++kind) {
+          others[kind].push_back(rank_time(rank, chunk, static_cast<int>(kind)));
+        }
+      }
+    }
+    std::array<double, kNumMeasuredKinds> factor{};
+    for (std::size_t kind = 0; kind < factor.size(); ++kind) {
+      const double own = rank_time(last.first, last.second, static_cast<int>(kind));
+      const double layer = lower_median(std::move(others[kind])) / layers_per_stage;
+      factor[kind] = own > 0 ? std::max(0.0, 1 - layer / own) : 1;
+    }
+    out_.lighter_last = mean_replay(true, [&](const StepGraph& graph, std::size_t p) {
+      const MeasuredOp& op = *graph.ops[p];
+      const bool lighter = is_pass(op.kind) && run_.rank_of(op.worker) == last.first && op.chunk == last.second;
+      return graph.transfer[p] * (lighter ? factor[to_size(static_cast<int>(op.kind))] : 1);
+    });
+  }
+
   std::size_t class_of(int worker, int chunk, MeasuredKind kind) const {
     return (to_size(worker) * to_size(run_.chunks) + to_size(chunk)) * kNumMeasuredKinds +
            to_size(static_cast<int>(kind));
@@ -573,8 +600,9 @@ std::string_view name_of(SlowCause::Kind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-Counterfactuals causes_of_slowness(const MeasuredRun& run, const std::vector<StepGraph>& graphs) {
-  return SlownessAnalysis(run, graphs).result();
+Counterfactuals causes_of_slowness(const MeasuredRun& run, const std::vector<StepGraph>& graphs,
+                                   std::optional<int> layers) {
+  return SlownessAnalysis(run, graphs).result(layers);
 }
 
 }  // namespace sluice::traces

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,17 +34,20 @@ std::string_view name_of(SlowCause::Kind kind);
 
 // Everything a counterfactual changes at once.
 struct Counterfactuals {
-  double measured = 0;            // mean seconds of a step
-  double replayed = 0;            // with measured durations and delays: equal to `measured` but for clock errors
-  double no_delays = 0;           // without delays before ops
-  double free_transfers = 0;      // with pipeline transfers of 0 s
-  double equal_stages = 0;        // with passes that take the mean of their kind over the ranks
-  std::vector<SlowCause> causes;  // largest first, those that save more than 0.1 % of a step
+  double measured = 0;                 // mean seconds of a step
+  double replayed = 0;                 // with measured durations and delays: equal to `measured` but for clock errors
+  double no_delays = 0;                // without delays before ops
+  double free_transfers = 0;           // with pipeline transfers of 0 s
+  double equal_stages = 0;             // with passes that take the mean of their kind over the ranks
+  std::optional<double> lighter_last;  // with one layer less on the last stage; with `layers`
+  std::vector<SlowCause> causes;       // largest first, those that save more than 0.1 % of a step
 };
 
 // Replays each step without one cause at a time. `graphs` follow the observed rule. The typical time of a pass is the
 // median over steps and microbatches of its kind, worker and chunk; that of a rank the lower median over its replicas.
-// With one replica, a slow device cannot be told from a long stage: both are of kind `stage`.
-Counterfactuals causes_of_slowness(const MeasuredRun& run, const std::vector<StepGraph>& graphs);
+// With one replica, a slow device cannot be told from a long stage: both are of kind `stage`. `layers`: of the model,
+// if known; a layer takes the time of a typical stage before the last, divided by layers per stage.
+Counterfactuals causes_of_slowness(const MeasuredRun& run, const std::vector<StepGraph>& graphs,
+                                   std::optional<int> layers = std::nullopt);
 
 }  // namespace sluice::traces

@@ -100,7 +100,7 @@ void KinetoRank::finish(const TraceHead& head) {
   if (ranges.ops.empty()) {
     throw InputError(source_ +
                      ": /traceEvents: expected pipeline op ranges (such as PP:0F0, category gpu_user_annotation or "
-                     "user_annotation), got none");
+                     "user_annotation), got none; sluice analyze --names reads other names");
   }
   if (head.base_time_ns < 0 || head.base_time_ns > kMaxBaseTime) {
     throw InputError(

@@ -242,6 +242,23 @@ TEST(DrawnStep, EndsWithTheRecordedStep) {
   }
 }
 
+// Without noise and transfers (which keep to the passes that they followed), a last stage of 9 layers without one of
+// them is the pipeline with 8 on every stage.
+TEST(LighterLastStage, IsThePipelineWithoutThatLayer) {
+  MeasuredPipeline pipeline{.replicas = 2, .ranks = 4, .microbatches = 8, .steps = 2, .transfer_ms = 0, .noise = 0};
+  const auto analysed = [&](std::optional<int> layers) {
+    const MeasuredRun run = measured_run(measured_pipeline(pipeline), "test", "x");
+    return causes_of_slowness(run, step_graphs(run, ReceiveRule::observed), layers);
+  };
+  const double even = analysed(std::nullopt).measured;
+  pipeline.pass = [](const MeasuredPipeline::Pass& at, double ms) { return at.rank == 3 ? ms * 9 / 8 : ms; };
+  const Counterfactuals heavy = analysed(32);
+  EXPECT_GT(heavy.measured, 1.05 * even);
+  ASSERT_TRUE(heavy.lighter_last);
+  EXPECT_NEAR(*heavy.lighter_last, even, 1e-6);
+  EXPECT_FALSE(analysed(std::nullopt).lighter_last);
+}
+
 // Transfers that were not recorded are found in the gaps.
 TEST(EstimatedTransfers, ReplayTheSpan) {
   const MeasuredRun run = with_estimated_transfers(measured_run(

@@ -262,7 +262,7 @@ TEST_F(Kineto, ErrorsNameFileAndCause) {
   EXPECT_EQ(with("PP:", "PX:", true),
             file +
                 ": /traceEvents: expected pipeline op ranges (such as PP:0F0, category gpu_user_annotation or "
-                "user_annotation), got none");
+                "user_annotation), got none; sluice analyze --names reads other names");
   // After process_name, the step on CPU and GPU, and the receive on the CPU, as a kernel and on the GPU.
   EXPECT_EQ(with("\"PP:1F0\"", "\"PP:1F\""),
             file +
