@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kernels/device.h"
 
@@ -35,6 +36,13 @@ class ExpertGroup {
   virtual void finish() = 0;
 };
 
+// Part of StreamGroup::exchange: memory that is sent to a member of the group, or received from it.
+struct ExchangeBlock {
+  int rank = 0;
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+};
+
 // A TensorGroup on a device: calls are enqueued on a stream, and later work of the stream sees the result. All ranks
 // get bitwise equal results.
 class StreamGroup {
@@ -47,6 +55,10 @@ class StreamGroup {
   // All-gather in place: `data` has size() shards of equal size, in the order of the ranks, `bytes` in total. Each rank
   // provides its own shard and receives the others.
   virtual void all_gather(void* data, std::int64_t bytes, Stream& stream) = 0;
+  // All-to-all. The blocks from one rank to another have the same order and sizes at both ends, and none is empty; a
+  // rank sends none to itself. The spans are read during the call only.
+  virtual void exchange(std::span<const ExchangeBlock> sends, std::span<const ExchangeBlock> receives,
+                        Stream& stream) = 0;
 };
 
 }  // namespace sluice::kernels

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -123,8 +124,14 @@ struct SliceCall {
   // `recompute_ns` are not written.
   Stream* stream = nullptr;
   Device* device = nullptr;
-  StreamGroup* stream_group = nullptr;  // instead of `tensor`
-  float* loss_on_device = nullptr;      // [1], output, instead of `loss`
+  StreamGroup* stream_group = nullptr;    // instead of `tensor`
+  StreamGroup* stream_experts = nullptr;  // instead of `experts`
+  // With experts, pinned memory of the host that lives until B or W ends: see Stage::slice_host_bytes.
+  std::byte* on_host = nullptr;
+  // Returns when all work of a stream is done; null: Device::synchronize. With experts, F calls it in every layer, and
+  // so do B and I with recomputation.
+  const std::function<void(Stream&)>* wait_for = nullptr;
+  float* loss_on_device = nullptr;  // [1], output, instead of `loss`
   // Stage::fill_tables, for at least the positions of this slice; null: computed by every op.
   const std::byte* tables = nullptr;
   // Unless null, F, B and I set it to 1 if any number of `output`, of the loss, or of `input_gradient` is not finite.
@@ -172,6 +179,8 @@ class Stage {
   virtual int element_bytes() const = 0;
   virtual StageMemory memory() const = 0;
   virtual SliceMemory slice_memory(const SliceShape& shape) const = 0;
+  // Devices only: bytes of pinned host memory per slice, SliceCall::on_host. 0 without experts.
+  virtual std::int64_t slice_host_bytes() const { return 0; }
   // Returns the scratch size, in bytes, of any op on a slice of this shape.
   virtual std::int64_t scratch_bytes(const SliceShape& shape) const = 0;
   // Returns the parameters in the order of their offsets. They cover the weights except for padding, which stays zero.
@@ -195,17 +204,18 @@ class Stage {
 
   // F, and B or I, in parts, so that those of two microbatches can interleave (joint blocks): begin_parts, then the
   // parts of all layers, then end_parts. Results are bitwise equal to those of forward, backward and input_gradient.
-  // The op is B if call.output_gradients is null, else I. On the CPU only, and without recomputation.
+  // The op is B if call.output_gradients is null, else I. Without recomputation.
   //
   // Parts of F: by layer, ascending, attention, dispatch, experts and combine. Parts of B and I: by layer, descending,
   // combine, experts, dispatch and attention of the input gradient. B has two more per layer, before the next layer:
   // the weight gradients of experts and of attention, after the input gradient of the same part. In a dense layer,
   // attention is the whole layer, and the other parts do nothing. Dispatch and combine only copy rows and exchange them
-  // over call.experts: another thread may run them, concurrently with all parts that do not need their result: those of
-  // the other op, and weight gradients. call.scratch is used from begin_parts to end_parts.
-  virtual void begin_parts(SliceCall& call, bool forward) const;
-  virtual void run_part(const SliceCall& call, const StagePart& part) const;
-  virtual void end_parts(SliceCall& call, bool forward) const;
+  // over call.experts: another thread, or another stream of a device, may run them, concurrently with all parts that do
+  // not need their result: those of the other op, and weight gradients. call.scratch is used from begin_parts to
+  // end_parts.
+  virtual void begin_parts(SliceCall& call, bool forward) const = 0;
+  virtual void run_part(const SliceCall& call, const StagePart& part) const = 0;
+  virtual void end_parts(SliceCall& call, bool forward) const = 0;
 
   // Returns the sum of squares of the gradients of `counted` parameters.
   virtual double squared_norm(const std::byte* gradients) const = 0;

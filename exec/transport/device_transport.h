@@ -17,6 +17,7 @@ namespace sluice::exec {
 struct DeviceLinks {
   std::vector<std::pair<int, int>> edges;  // sender, receiver
   std::vector<std::vector<int>> groups;    // ascending; groups with the same members are used on different streams
+  std::vector<std::size_t> exchanges;      // of `groups`: those whose StreamGroup::exchange is called
 
   friend bool operator==(const DeviceLinks&, const DeviceLinks&) = default;
 };

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -26,6 +27,7 @@ struct Meeting {
     std::byte* data = nullptr;
     Event* event = nullptr;
     const Device* device = nullptr;
+    std::span<const ExchangeBlock> sends{};
   };
   explicit Meeting(std::size_t size) : members(size) {
     for (auto& round : brought) round.resize(size);
@@ -93,10 +95,32 @@ class DeviceFabric::Group : public StreamGroup {
     device_.record(*copied_, stream);
     meet(mine, *copied_, stream);
   }
+  void exchange(std::span<const ExchangeBlock> sends, std::span<const ExchangeBlock> receives,
+                Stream& stream) override {
+    device_.record(*ready_, stream);
+    const auto& all = meet(nullptr, *ready_, stream, sends);
+    for (int i = 1; i < size(); ++i) {
+      const int member = (rank_ + i) % size();
+      auto from = all[member].sends.begin();
+      for (const ExchangeBlock& block : receives) {
+        if (block.rank != member) continue;
+        from =
+            std::find_if(from, all[member].sends.end(), [&](const ExchangeBlock& sent) { return sent.rank == rank_; });
+        if (from == all[member].sends.end() || from->bytes != block.bytes) {
+          throw std::logic_error("a send and its receive differ in size");
+        }
+        device_.copy(block.data, from->data, block.bytes, stream);
+        ++from;
+      }
+    }
+    device_.record(*copied_, stream);
+    meet(nullptr, *copied_, stream);
+  }
 
  private:
   // Returns what all members have published; later work on the stream runs after their events.
-  const std::vector<Meeting::Brought>& meet(std::byte* data, Event& event, Stream& stream);
+  const std::vector<Meeting::Brought>& meet(std::byte* data, Event& event, Stream& stream,
+                                            std::span<const ExchangeBlock> sends = {});
 
   // Reduce-scatter in place, then all-gather.
   template <typename Combine>
@@ -280,9 +304,10 @@ class DeviceFabric::Worker : public DeviceTransport {
   std::size_t connections_ = 0;
 };
 
-const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, Event& event, Stream& stream) {
+const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, Event& event, Stream& stream,
+                                                               std::span<const ExchangeBlock> sends) {
   auto& round = meeting_.brought[rounds_ % 2];
-  round[rank_] = {data, &event, &device_};
+  round[rank_] = {data, &event, &device_, sends};
   meeting_.arrivals.fetch_add(1);
   const std::int64_t all = ++rounds_ * size();
   while (meeting_.arrivals.load() < all) {

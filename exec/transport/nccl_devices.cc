@@ -19,6 +19,8 @@ NcclType nccl_type_of(Element element) {
   return NcclType::float32;
 }
 
+bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
+
 class NcclDevicesOfRank;
 
 // One end of an edge: a communicator of its two ranks, the sender first.
@@ -42,6 +44,7 @@ class NcclGroup final : public StreamGroup {
     reduce(data, count, NcclType::float32, NcclReduction::maximum, stream);
   }
   void all_gather(void* data, std::int64_t bytes, Stream& stream) override;
+  void exchange(std::span<const ExchangeBlock> sends, std::span<const ExchangeBlock> receives, Stream& stream) override;
 
  private:
   void reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream);
@@ -150,8 +153,6 @@ class NcclDevicesOfRank final : public NcclDevices {
       return is_good(result) ? end : result;
     });
   }
-  static bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
-
   bool move(NcclEdge& edge, std::byte* data, std::int64_t bytes) {
     return communicators_.issue(edge.communicator, edge.sends ? "ncclSend" : "ncclRecv", edge.what,
                                 [&] { return call(edge, data, bytes); });
@@ -232,6 +233,24 @@ void NcclGroup::all_gather(void* data, std::int64_t bytes, Stream& stream) {
   });
 }
 
+void NcclGroup::exchange(std::span<const ExchangeBlock> sends, std::span<const ExchangeBlock> receives,
+                         Stream& stream) {
+  if (sends.empty() && receives.empty()) return;
+  const NcclFunctions& nccl = devices_.functions();
+  devices_.issue(communicator_, "ncclGroupEnd", what_, [&] {
+    NcclResult result = nccl.group_start();
+    const auto each = [&](const ExchangeBlock& block, const auto& call) {
+      if (!is_good(result)) return;
+      result = call(block.data, static_cast<std::size_t>(block.bytes), NcclType::int8, block.rank, communicator_,
+                    stream.native());
+    };
+    for (const ExchangeBlock& block : sends) each(block, nccl.send);
+    for (const ExchangeBlock& block : receives) each(block, nccl.receive);
+    const NcclResult end = nccl.group_end();
+    return is_good(result) ? end : result;
+  });
+}
+
 std::unique_ptr<DeviceConnection> NcclDevicesOfRank::connect(const DeviceLinks& links, Device& device) {
   if (&device != &device_) throw std::logic_error("a worker connects the device of another worker");
   device_.make_current();
@@ -289,8 +308,8 @@ void NcclDevicesOfRank::make_groups(NcclLines& lines) {
   }
 }
 
-// Uses each edge and then each group once, in order: connections are made by the first use, by both ends together, and
-// no rank waits for one that waits for a later edge.
+// Uses each edge, then each group, then the exchanges of groups once, in order: connections are made by the first use,
+// by both ends together, and no rank waits for one that waits for a later edge.
 void NcclDevicesOfRank::use_once(NcclLines& lines) {
   constexpr std::int64_t kBytes = 1024;
   std::byte* const buffer = device_.allocate(kBytes);
@@ -315,6 +334,18 @@ void NcclDevicesOfRank::use_once(NcclLines& lines) {
     group->all_reduce_sum(buffer, 1, Element::float32, *stream);
     device_.record(*done, *stream);
     communicators_.wait_until("the first all-reduce of a group", host_, [&] { return device_.done(*done); });
+  }
+  for (const std::size_t at : lines.links.exchanges) {
+    NcclGroup* const group = lines.groups[at].get();
+    if (group == nullptr) continue;
+    // One byte to and from every other rank. What is received is not read.
+    std::vector<ExchangeBlock> blocks;
+    for (int rank = 0; rank < group->size(); ++rank) {
+      if (rank != group->rank()) blocks.push_back({rank, buffer, 1});
+    }
+    group->exchange(blocks, blocks, *stream);
+    device_.record(*done, *stream);
+    communicators_.wait_until("the first exchange of a group", host_, [&] { return device_.done(*done); });
   }
   device_.release(buffer);
 }

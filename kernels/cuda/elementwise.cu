@@ -35,10 +35,12 @@ struct Activate {
   bool gated;
   Preactivation<T> pre;
   T* out;
+  RowFactors factors;
 
   SLUICE_DEVICE void operator()() const {
     const std::int64_t row = block_x();
     const int width = pre.width;
+    const float factor = factors.at == nullptr ? 1.0F : factors.at[row * factors.stride];
     const std::int64_t at = row * width * (gated ? 2 : 1);
     for_each_chunk(width, [&](int column) {
       float numbers[kChunk];
@@ -49,6 +51,9 @@ struct Activate {
         for (int i = 0; i < kChunk; ++i) numbers[i] *= sigmoid(numbers[i]) * ups[i];
       } else {
         for (float& number : numbers) number *= gelu_sigmoid(number);
+      }
+      if (factors.at != nullptr) {
+        for (float& number : numbers) number *= factor;
       }
       store_chunk(out + row * width, column, width, pre.whole, numbers);
     });
@@ -61,11 +66,15 @@ struct ActivateGradient {
   bool gated;
   Preactivation<T> pre;
   T* gradient;
+  RowFactors factors;
 
   SLUICE_DEVICE void operator()() const {
     const int width = pre.width;
     const bool whole = pre.whole;
-    const std::int64_t at = static_cast<std::int64_t>(block_x()) * width * (gated ? 2 : 1);
+    const std::int64_t row = block_x();
+    const std::int64_t at = row * width * (gated ? 2 : 1);
+    const float factor = factors.at == nullptr ? 1.0F : factors.at[row * factors.stride];
+    float dot_product = 0;  // of the gradient and the output without its factor
     for_each_chunk(width, [&](int column) {
       float numbers[kChunk];
       float gradients[kChunk];
@@ -77,6 +86,10 @@ struct ActivateGradient {
         for (int i = 0; i < kChunk; ++i) {
           const float gate = numbers[i];
           const float s = sigmoid(gate);
+          if (factors.at != nullptr) {
+            dot_product += gradients[i] * gate * s * ups[i];
+            gradients[i] *= factor;
+          }
           numbers[i] = gradients[i] * ups[i] * (s + gate * s * (1.0F - s));
           gradients[i] *= gate * s;
         }
@@ -87,11 +100,18 @@ struct ActivateGradient {
         for (int i = 0; i < kChunk; ++i) {
           const float x = numbers[i];
           const float s = gelu_sigmoid(x);
+          if (factors.at != nullptr) {
+            dot_product += gradients[i] * x * s;
+            gradients[i] *= factor;
+          }
           gradients[i] *= s + x * s * (1.0F - s) * (kGeluLinear + 3.0F * kGeluCubic * x * x);
         }
         store_chunk(gradient + at, column, width, whole, gradients);
       }
     });
+    if (factors.at == nullptr) return;
+    dot_product = block_sum(dot_product);
+    if (thread() == 0) factors.gradients[row * factors.stride] = dot_product;
   }
 };
 
@@ -338,17 +358,18 @@ Grid head_grid(const QkvShape& shape, const Halves& halves) {
 }  // namespace
 
 void activate(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias, std::int64_t rows,
-              std::int64_t width, Half* out) {
+              std::int64_t width, Half* out, const RowFactors& factors) {
   with_half(element, [&]<class T>(HalfType<T>) {
-    launch(stream, row_grid(rows, width), Activate<T>{gated, preactivation<T>(inputs, bias, width), as<T>(out)});
+    launch(stream, row_grid(rows, width),
+           Activate<T>{gated, preactivation<T>(inputs, bias, width), as<T>(out), factors});
   });
 }
 
 void activate_gradient(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias,
-                       std::int64_t rows, std::int64_t width, Half* gradient) {
+                       std::int64_t rows, std::int64_t width, Half* gradient, const RowFactors& factors) {
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, row_grid(rows, width),
-           ActivateGradient<T>{gated, preactivation<T>(inputs, bias, width), as<T>(gradient)});
+           ActivateGradient<T>{gated, preactivation<T>(inputs, bias, width), as<T>(gradient), factors});
   });
 }
 

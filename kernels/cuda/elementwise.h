@@ -36,14 +36,20 @@ void norm_gradient(Stream& stream, Element element, const Half* gradient, const 
 void add_column_sums(Stream& stream, Element element, const Half* matrix, std::int64_t rows, std::int64_t width,
                      float* sums);
 
+// Factors of rows, in the memory of the device: that of row r is at[r * stride]. Null: none.
+struct RowFactors {
+  const float* at = nullptr;
+  std::int64_t stride = 1;
+  float* gradients = nullptr;  // of the factors, with the same stride; written by activate_gradient
+};
 // out = gelu(inputs + bias) in the tanh approximation. If `gated`, inputs [rows, 2 width] is the concatenation of gate
-// and up, and out = silu(gate) * up. See kernels/cpu/elementwise.h.
+// and up, and out = silu(gate) * up. See kernels/cpu/elementwise.h. Rows of `out` are multiplied with their factors.
 void activate(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias, std::int64_t rows,
-              std::int64_t width, Half* out);
+              std::int64_t width, Half* out, const RowFactors& factors = {});
 // `gradient` has the shape of `inputs`: replaces the gradient of `out`, in the last `width` columns, by that of the
 // inputs.
 void activate_gradient(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias,
-                       std::int64_t rows, std::int64_t width, Half* gradient);
+                       std::int64_t rows, std::int64_t width, Half* gradient, const RowFactors& factors = {});
 
 // Writes the cosines and sines of the angles of rotary embeddings after a prefix of `context` tokens, [tokens, 2,
 // head_dim / 2], computed in double precision.

@@ -8,29 +8,33 @@ void LayerActivations::carve_input(BlockCarver& carver, const RankSizes& sizes, 
   input = carver.take<Half>(rows * sizes.hidden);
 }
 
-void LayerActivations::carve_rest(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows) {
+void LayerActivations::carve_rest(BlockCarver& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows) {
   statistics1 = carver.take<float>(rows * kNormStatistics);
   queries = carver.take<Half>(rows * sizes.query_width);
   log_sums = carver.take<float>(rows * sizes.heads);
   middle = carver.take<Half>(rows * sizes.hidden);
   statistics2 = carver.take<float>(rows * kNormStatistics);
+  if (kind == LayerKind::experts) return experts.carve(carver, sizes, rows);
   pre = carver.take<Half>(rows * sizes.up_width);
 }
 
-void LayerInputs::carve(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows) {
+void LayerInputs::carve(BlockCarver& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows) {
   qkv = carver.take<Half>(rows * sizes.hidden);
   output = carver.take<Half>(rows * sizes.query_width);
   up = carver.take<Half>(rows * sizes.hidden);
+  if (kind == LayerKind::experts) return experts.carve(carver, sizes, rows);
   down = carver.take<Half>(rows * sizes.ffn);
 }
 
-void LayerGradients::carve(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows) {
+void LayerGradients::carve(BlockCarver& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows) {
   qkv = carver.take<Half>(rows * sizes.qkv_width);
   output = carver.take<Half>(rows * sizes.hidden);
+  if (kind == LayerKind::experts) return experts.carve(carver, sizes, rows);
   up = carver.take<Half>(rows * sizes.up_width);
 }
 
-LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, bool sliced) {
+LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, bool sliced,
+                           bool has_experts) {
   const std::int64_t rows = shape.rows();
   attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape)));
   qkv = carver.take<Half>(rows * sizes.qkv_width);
@@ -38,57 +42,7 @@ LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const Sl
   attended = carver.take<Half>(rows * sizes.query_width);
   dot_products = carver.take<float>(rows * sizes.heads);
   if (!sliced) keys_gradient = carver.take<float>(2 * values_after(rows, sizes.key_width));
-}
-
-void Linear::forward(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
-                     Half* out) const {
-  device.multiply({.rows = rows,
-                   .columns = outputs,
-                   .inner = inputs,
-                   .a = x,
-                   .a_stride = inputs,
-                   .b = weights,
-                   .b_stride = inputs,
-                   .b_transposed = true,
-                   .c = out,
-                   .c_stride = outputs,
-                   .in = element,
-                   .out = element},
-                  stream);
-}
-
-void Linear::input_gradient(const Half* dout, const Half* weights, std::int64_t rows, std::int64_t outputs,
-                            std::int64_t inputs, Half* dx, std::int64_t stride) const {
-  device.multiply({.rows = rows,
-                   .columns = inputs,
-                   .inner = outputs,
-                   .a = dout,
-                   .a_stride = outputs,
-                   .b = weights,
-                   .b_stride = inputs,
-                   .c = dx,
-                   .c_stride = stride,
-                   .in = element,
-                   .out = element},
-                  stream);
-}
-
-void Linear::weight_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
-                             std::int64_t inputs, float* gradient) const {
-  device.multiply({.rows = outputs,
-                   .columns = inputs,
-                   .inner = rows,
-                   .a = dout,
-                   .a_stride = outputs,
-                   .a_transposed = true,
-                   .b = x,
-                   .b_stride = inputs,
-                   .c = gradient,
-                   .c_stride = inputs,
-                   .in = element,
-                   .out = Element::float32,
-                   .beta = 1},
-                  stream);
+  if (has_experts) experts = ExpertScratch(carver, sizes, rows);
 }
 
 QkvShape Layer::qkv_shape() const {
@@ -112,8 +66,8 @@ NextNorm Layer::first_norm(const LayerActivations& kept, const LayerInputs& inpu
   return {.weights = norm_weights(at.norm1_gain, at.norm1_bias), .statistics = kept.statistics1, .out = inputs.qkv};
 }
 
-void Layer::forward(const LayerKeys& keys, const LayerActivations& kept, const LayerInputs& inputs,
-                    const LayerScratch& scratch, Half* out, const NextNorm& next) const {
+void Layer::attention_forward(const Forward& pass) const {
+  const auto& [keys, kept, inputs, scratch, out, next] = pass;
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   const Element element = linear.element;
@@ -122,18 +76,27 @@ void Layer::forward(const LayerKeys& keys, const LayerActivations& kept, const L
   linear.forward(inputs.qkv, weight(at.qkv), n, sizes.qkv_width, h, scratch.qkv);
   split_qkv(stream, element, qkv_shape(), scratch.qkv, weight(at.qkv_bias), kept.queries, keys.own,
             keys.own + values_after(n, sizes.key_width));
-  attention_forward({.shape = attention_sizes(sizes, shape),
-                     .element = element,
-                     .queries = kept.queries,
-                     .segments = keys.segments,
-                     .out = inputs.output,
-                     .log_sums = kept.log_sums,
-                     .scratch = scratch.attention},
-                    linear.device, stream);
+  cuda::attention_forward({.shape = attention_sizes(sizes, shape),
+                           .element = element,
+                           .queries = kept.queries,
+                           .segments = keys.segments,
+                           .out = inputs.output,
+                           .log_sums = kept.log_sums,
+                           .scratch = scratch.attention},
+                          linear.device, stream);
   linear.forward(inputs.output, weight(at.output), n, h, sizes.query_width, kept.middle);
   sum_over_group(kept.middle, n * h);
   residual_norm(stream, element, kept.middle, kept.middle, kept.input, weight(at.output_bias), n, h,
                 norm_weights(at.norm2_gain, at.norm2_bias), kept.statistics2, inputs.up);
+  if (kind == LayerKind::experts) expert_mlp().route(inputs.up, kept.experts, scratch.experts);
+}
+
+void Layer::mlp_forward(const Forward& pass) const {
+  const auto& [keys, kept, inputs, scratch, out, next] = pass;
+  const std::int64_t n = shape.rows();
+  const std::int64_t h = sizes.hidden;
+  const Element element = linear.element;
+  Stream& stream = linear.stream;
   linear.forward(inputs.up, weight(at.up), n, sizes.up_width, h, kept.pre);
   activate(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
   if (out == nullptr) return;
@@ -143,25 +106,67 @@ void Layer::forward(const LayerKeys& keys, const LayerActivations& kept, const L
                 next.out, next.not_finite);
 }
 
-void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, const LayerInputs& inputs,
-                           const LayerGradients& gradients, const LayerScratch& scratch, float* weight_gradients,
-                           Half* input_gradient, std::int32_t* not_finite) const {
+void Layer::forward_part(LayerPart part, const Forward& pass) const {
+  if (kind == LayerKind::dense) {
+    if (part != LayerPart::attention) return;
+    attention_forward(pass);
+    return mlp_forward(pass);
+  }
+  const auto& [keys, kept, inputs, scratch, out, next] = pass;
+  switch (part) {
+    case LayerPart::attention: return attention_forward(pass);
+    case LayerPart::dispatch: return expert_mlp().dispatch(inputs.up, kept.experts, inputs.experts, scratch.experts);
+    case LayerPart::experts:
+      return expert_mlp().run_experts(inputs.up, kept.experts, inputs.experts, scratch.experts, out);
+    case LayerPart::combine: return expert_mlp().combine(scratch.experts);
+  }
+}
+
+void Layer::complete_forward(const Forward& pass) const {
+  if (kind != LayerKind::experts) return;
+  const auto& [keys, kept, inputs, scratch, out, next] = pass;
+  expert_mlp().add_results(kept.experts, scratch.experts, out);
+  residual_norm(linear.stream, linear.element, out, out, kept.middle, nullptr, shape.rows(), sizes.hidden, next.weights,
+                next.statistics, next.out, next.not_finite);
+}
+
+void Layer::forward(const Forward& pass) const {
+  for (const LayerPart part : {LayerPart::attention, LayerPart::dispatch, LayerPart::experts}) forward_part(part, pass);
+  if (pass.out == nullptr) return;
+  forward_part(LayerPart::combine, pass);
+  complete_forward(pass);
+}
+
+// Writes the gradient of the MLP's input to scratch.hidden.
+void Layer::mlp_input_gradient(const Backward& pass) const {
+  const auto& [keys, kept, inputs, gradients, scratch, weight_gradients, out, not_finite] = pass;
+  const std::int64_t n = shape.rows();
+  const std::int64_t h = sizes.hidden;
+  const Element element = linear.element;
+  Stream& stream = linear.stream;
+  // With a gate, the gradient of the activation's output goes to the right half of `up`.
+  if (at.down_bias >= 0) add_column_sums(stream, element, gradients.down, n, h, weight_gradients + at.down_bias);
+  linear.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
+                        sizes.up_width);
+  activate_gradient(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, gradients.up);
+  if (at.up_bias >= 0) add_column_sums(stream, element, gradients.up, n, sizes.up_width, weight_gradients + at.up_bias);
+  linear.input_gradient(gradients.up, weight(at.up), n, sizes.up_width, h, scratch.hidden, h);
+  sum_over_group(scratch.hidden, n * h);
+}
+
+void Layer::attention_input_gradient(const Backward& pass) const {
+  const auto& [keys, kept, inputs, gradients, scratch, weight_gradients, out, not_finite] = pass;
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
   const std::int64_t all = sizes.qkv_width;
   const Element element = linear.element;
   Stream& stream = linear.stream;
-  const auto of = [weight_gradients](std::int64_t offset) { return offset < 0 ? nullptr : weight_gradients + offset; };
+  const auto of = [&pass](std::int64_t offset) { return offset < 0 ? nullptr : pass.weight_gradients + offset; };
 
-  // MLP. With a gate, the gradient of the activation's output goes to the right half of `up`.
-  if (at.down_bias >= 0) add_column_sums(stream, element, gradients.down, n, h, of(at.down_bias));
-  linear.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
-                        sizes.up_width);
-  activate_gradient(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, gradients.up);
-  if (at.up_bias >= 0) add_column_sums(stream, element, gradients.up, n, sizes.up_width, of(at.up_bias));
-  linear.input_gradient(gradients.up, weight(at.up), n, sizes.up_width, h, scratch.hidden, h);
-  sum_over_group(scratch.hidden, n * h);
+  if (kind == LayerKind::experts) {
+    expert_mlp().add_input_gradients(kept.experts, gradients.experts, scratch.experts, scratch.hidden);
+  }
   norm_gradient(stream, element, scratch.hidden, kept.middle, gradients.down,
                 norm_weights(at.norm2_gain, at.norm2_bias), kept.statistics2, n, h, gradients.output, of(at.norm2_gain),
                 of(at.norm2_bias));
@@ -192,17 +197,56 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
   linear.input_gradient(gradients.qkv, weight(at.qkv), n, all, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient(stream, element, scratch.hidden, kept.input, gradients.output,
-                norm_weights(at.norm1_gain, at.norm1_bias), kept.statistics1, n, h, input_gradient, of(at.norm1_gain),
+                norm_weights(at.norm1_gain, at.norm1_bias), kept.statistics1, n, h, out, of(at.norm1_gain),
                 of(at.norm1_bias), not_finite);
 }
 
-void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const {
+void Layer::input_gradient_part(LayerPart part, const Backward& pass) const {
+  if (kind == LayerKind::dense) {
+    if (part != LayerPart::attention) return;
+    mlp_input_gradient(pass);
+    return attention_input_gradient(pass);
+  }
+  const auto& [keys, kept, inputs, gradients, scratch, weight_gradients, out, not_finite] = pass;
+  switch (part) {
+    case LayerPart::attention: return attention_input_gradient(pass);
+    case LayerPart::dispatch: return expert_mlp().dispatch_gradient(scratch.experts);
+    case LayerPart::experts:
+      return expert_mlp().experts_gradient(gradients.down, kept.experts, inputs.experts, gradients.experts,
+                                           scratch.experts, scratch.hidden);
+    case LayerPart::combine:
+      return expert_mlp().combine_gradient(gradients.down, kept.experts, gradients.experts, scratch.experts);
+  }
+}
+
+void Layer::input_gradient(const Backward& pass) const {
+  for (const LayerPart part : {LayerPart::combine, LayerPart::experts, LayerPart::dispatch, LayerPart::attention}) {
+    input_gradient_part(part, pass);
+  }
+}
+
+void Layer::weight_gradient_part(LayerPart part, const LayerInputs& inputs, const LayerGradients& gradients,
+                                 float* weight_gradients) const {
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
+  if (part == LayerPart::experts && kind == LayerKind::experts) {
+    return expert_mlp().experts_weight_gradient(inputs.up, gradients.down, inputs.experts, gradients.experts,
+                                                weight_gradients);
+  }
+  if (part != LayerPart::attention) return;
   linear.weight_gradient(gradients.qkv, inputs.qkv, n, sizes.qkv_width, h, weight_gradients + at.qkv);
   linear.weight_gradient(gradients.output, inputs.output, n, h, sizes.query_width, weight_gradients + at.output);
+  if (kind == LayerKind::experts) {
+    return expert_mlp().router_weight_gradient(inputs.up, gradients.experts, weight_gradients);
+  }
   linear.weight_gradient(gradients.up, inputs.up, n, sizes.up_width, h, weight_gradients + at.up);
   linear.weight_gradient(gradients.down, inputs.down, n, h, sizes.ffn, weight_gradients + at.down);
+}
+
+void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const {
+  for (const LayerPart part : {LayerPart::attention, LayerPart::experts}) {
+    weight_gradient_part(part, inputs, gradients, weight_gradients);
+  }
 }
 
 }  // namespace sluice::kernels::cuda

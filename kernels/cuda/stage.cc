@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <stdexcept>
 #include <vector>
 
@@ -22,21 +23,13 @@ float* floats(std::byte* buffer) { return reinterpret_cast<float*>(buffer); }
 constexpr std::int64_t kHalfBytes = sizeof(Half);
 constexpr std::int64_t kFloatBytes = sizeof(float);
 
-RankSizes device_sizes(const StageSpec& spec) {
-  if (spec.model.has_experts()) {
-    throw InputError(
-        fmt::format("{}: the kernels do not support mixture-of-experts layers on devices", spec.model.name));
-  }
-  return rank_sizes(spec);
-}
-
 // Implements Stage on a device, as kernels/cpu/stage.cc does on the CPU.
 class CudaStage final : public Stage {
  public:
   CudaStage(const StageSpec& spec, Element element)
       : spec_(spec),
         element_(element),
-        sizes_(device_sizes(spec_)),
+        sizes_(rank_sizes(spec_)),
         offsets_(weight_offsets(spec_, sizes_)),
         step_ranges_(cuda::step_ranges(offsets_)),
         counted_ranges_(cuda::counted_ranges(offsets_)) {}
@@ -49,9 +42,12 @@ class CudaStage final : public Stage {
     return {.weights = offsets_.elements * kHalfBytes,
             .gradients = offsets_.elements * kFloatBytes,
             .optimizer_state = 3 * offsets_.elements * kFloatBytes,
-            .dense_gradients = offsets_.elements * kFloatBytes};
+            .dense_gradients = offsets_.dense_elements * kFloatBytes};
   }
   SliceMemory slice_memory(const SliceShape& shape) const override;
+  std::int64_t slice_host_bytes() const override {
+    return spec_.contents.expert_layers * expert_host_bytes(sizes_.experts);
+  }
   std::int64_t scratch_bytes(const SliceShape& shape) const override {
     BlockCarver carver;
     const OpScratch scratch(carver, *this, shape);
@@ -71,6 +67,9 @@ class CudaStage final : public Stage {
   void input_gradient(SliceCall& call) const override { gradient(call, false); }
   void weight_gradient(SliceCall& call) const override;
   void backward(SliceCall& call) const override { gradient(call, true); }
+  void begin_parts(SliceCall& call, bool forward) const override;
+  void run_part(const SliceCall& call, const StagePart& part) const override;
+  void end_parts(SliceCall& call, bool forward) const override;
 
   double squared_norm(const std::byte*) const override {
     throw std::logic_error("squared_norm is not implemented by device stages");
@@ -112,8 +111,12 @@ class CudaStage final : public Stage {
   };
 
   struct OpScratch {
+    struct OfKind {
+      LayerGradients gradients;  // of one layer, in B
+      Kept recomputed;           // of one layer
+    };
     OpScratch(BlockCarver& carver, const CudaStage& stage, const SliceShape& shape)
-        : layer(carver, stage.sizes_, shape, stage.spec_.sliced) {
+        : layer(carver, stage.sizes_, shape, stage.spec_.sliced, stage.spec_.contents.expert_layers > 0) {
       const std::int64_t n = shape.rows();
       const RankSizes& sizes = stage.sizes_;
       if (stage.has_rotary()) {
@@ -124,43 +127,61 @@ class CudaStage final : public Stage {
         if (all != nullptr) sums = {.maxima = all, .own_maxima = all + n, .sums = all + 2 * n, .losses = all + 4 * n};
       }
       for (Half*& link : chain) link = carver.take<Half>(n * sizes.hidden);
-      gradients.carve(carver, sizes, n);
-      if (stage.spec_.recompute) {
-        recomputed.activations.carve_rest(carver, sizes, n);
-        recomputed.inputs.carve(carver, sizes, n);
-        if (!stage.spec_.sliced) keys = carver.take<Half>(2 * values_after(n, sizes.key_width));
+      for (const auto& [kind, count] : stage.spec_.contents.by_kind()) {
+        if (count == 0) continue;
+        OfKind& own = kinds[static_cast<std::size_t>(kind)];
+        own.gradients.carve(carver, sizes, kind, n);
+        if (!stage.spec_.recompute) continue;
+        own.recomputed.activations.carve_rest(carver, sizes, kind, n);
+        own.recomputed.inputs.carve(carver, sizes, kind, n);
+      }
+      if (stage.spec_.recompute && !stage.spec_.sliced) {
+        keys = carver.take<Half>(2 * values_after(n, sizes.key_width));
       }
     }
+    const OfKind& of(LayerKind kind) const { return kinds[static_cast<std::size_t>(kind)]; }
 
     LayerScratch layer;
     float* angles = nullptr;  // without SliceCall::tables
     RowSums sums;
     Half* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, alternating
-    LayerGradients gradients;             // of one layer, in B
-    Kept recomputed;                      // of one layer
-    Half* keys = nullptr;                 // and values, of that layer, unless they are stored
+    std::array<OfKind, 2> kinds;          // by LayerKind
+    Half* keys = nullptr;                 // and values, of the recomputed layer, unless they are stored
   };
 
   bool has_rotary() const { return spec_.contents.layers > 0 && spec_.model.positions == 0; }
   bool keeps_keys() const { return spec_.sliced || !spec_.recompute; }
+  LayerKind kind_of(int layer) const {
+    return layer < spec_.contents.layers - spec_.contents.expert_layers ? LayerKind::dense : LayerKind::experts;
+  }
 
-  // Carve the parts of one layer. `layer` may be the number of layers: the parts then lie after those of all layers.
-  Kept carve_kept(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const;
-  Gradients carve_gradients(BlockCarver& carver, std::int64_t rows) const;
+  // Carve the parts of one layer.
+  Kept carve_kept(BlockCarver& to_input, BlockCarver& to_weight, int layer, std::int64_t rows) const;
+  Gradients carve_gradients(BlockCarver& carver, int layer, std::int64_t rows) const;
   Head carve_head(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const;
   Kept kept(const SliceCall& call, int layer) const;
   Gradients gradients_of(const SliceCall& call, int layer) const;
-  Head head_of(const SliceCall& call) const;
+  Head head_of(const SliceCall& call) const;  // without tensors in a stage without a head
 
   Linear linear_of(const SliceCall& call) const { return {element_, *call.device, *call.stream}; }
+  // The numbers of rows of a layer with experts, in SliceCall::on_host.
+  std::int32_t* rows_on_host(const SliceCall& call, int layer) const {
+    const int index = layer - (spec_.contents.layers - spec_.contents.expert_layers);
+    return index < 0 ? nullptr
+                     : reinterpret_cast<std::int32_t*>(call.on_host + index * expert_host_bytes(sizes_.experts));
+  }
   Layer layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
-    return {.spec = spec_,
+    return {.kind = kind_of(layer),
+            .spec = spec_,
             .sizes = sizes_,
             .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = halves(call.weights),
             .linear = linear_of(call),
             .group = call.stream_group,
+            .experts = call.stream_experts,
+            .wait_for = call.wait_for,
+            .rows_on_host = rows_on_host(call, layer),
             .angles = angles_of(call, scratch)};
   }
   LayerKeys keys_of(const SliceCall& call, int layer, const OpScratch& scratch, bool with_gradients) const;
@@ -194,6 +215,25 @@ class CudaStage final : public Stage {
   void head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out, std::int32_t* not_finite) const;
   void head_weight_gradient(const SliceCall& call) const;
   void gradient(const SliceCall& call, bool weights_too) const;
+  // Before and after the layers of an op.
+  void begin_forward(const SliceCall& call, const OpScratch& scratch) const;
+  void end_forward(const SliceCall& call, const OpScratch& scratch) const;
+  void begin_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const;
+  void end_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const;
+  void complete_layer(const SliceCall& call, int layer, const OpScratch& scratch) const;
+  // Returns what F keeps of a layer, or its scratch with recomputation.
+  Kept kept_or_recomputed(const SliceCall& call, int layer, const OpScratch& scratch) const;
+  // Returns the input of a layer in F: of layer `layers`, that of the head or of the next stage; and the norm of it.
+  Half* input_of(const SliceCall& call, int layer) const;
+  NextNorm norm_of(const SliceCall& call, int layer, const OpScratch& scratch) const;
+  // Return where the gradient of a layer's output is written, and from where it is read; of layer -1, of the stage's
+  // input. Only I keeps those of layers.
+  Half* gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const;
+  const Half* read_gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const;
+  // Returns the flag of an input gradient that is an output of the stage, as that of layer 0 without an embedding.
+  std::int32_t* flag_of(const SliceCall& call, int layer) const {
+    return layer == 0 && !spec_.contents.embedding ? call.not_finite : nullptr;
+  }
 
   void compute_rotary_angles(const SliceCall& call, const OpScratch& scratch) const {
     if (!has_rotary() || call.tables != nullptr) return;
@@ -215,21 +255,22 @@ class CudaStage final : public Stage {
   std::vector<WeightRange> counted_ranges_;
 };
 
-CudaStage::Kept CudaStage::carve_kept(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const {
+CudaStage::Kept CudaStage::carve_kept(BlockCarver& to_input, BlockCarver& to_weight, int layer,
+                                      std::int64_t rows) const {
   Kept out;
   out.activations.carve_input(to_input, sizes_, rows);
   if (spec_.recompute) return out;
-  out.activations.carve_rest(to_input, sizes_, rows);
-  out.inputs.carve(to_weight, sizes_, rows);
+  out.activations.carve_rest(to_input, sizes_, kind_of(layer), rows);
+  out.inputs.carve(to_weight, sizes_, kind_of(layer), rows);
   return out;
 }
 
-CudaStage::Gradients CudaStage::carve_gradients(BlockCarver& carver, std::int64_t rows) const {
+CudaStage::Gradients CudaStage::carve_gradients(BlockCarver& carver, int layer, std::int64_t rows) const {
   Gradients out;
   out.down = carver.take<Half>(rows * sizes_.hidden);
-  out.others.carve(carver, sizes_, rows);
+  out.others.carve(carver, sizes_, kind_of(layer), rows);
   out.others.down = out.down;
-  if (spec_.recompute) out.inputs.carve(carver, sizes_, rows);
+  if (spec_.recompute) out.inputs.carve(carver, sizes_, kind_of(layer), rows);
   return out;
 }
 
@@ -248,8 +289,8 @@ SliceMemory CudaStage::slice_memory(const SliceShape& shape) const {
   BlockCarver to_weight;
   BlockCarver gradients;
   for (int layer = 0; layer < spec_.contents.layers; ++layer) {
-    carve_kept(to_input, to_weight, n);
-    carve_gradients(gradients, n);
+    carve_kept(to_input, to_weight, layer, n);
+    carve_gradients(gradients, layer, n);
   }
   if (spec_.contents.head) carve_head(to_input, to_weight, n);
   const std::int64_t keys_values = std::int64_t{2} * spec_.contents.layers * values_after(n, sizes_.key_width);
@@ -264,20 +305,21 @@ SliceMemory CudaStage::slice_memory(const SliceShape& shape) const {
 CudaStage::Kept CudaStage::kept(const SliceCall& call, int layer) const {
   BlockCarver to_input(call.to_input_gradient);
   BlockCarver to_weight(call.to_weight_gradient);
-  for (int i = 0; i < layer; ++i) carve_kept(to_input, to_weight, call.shape.rows());
-  return carve_kept(to_input, to_weight, call.shape.rows());
+  for (int i = 0; i < layer; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
+  return carve_kept(to_input, to_weight, layer, call.shape.rows());
 }
 
 CudaStage::Gradients CudaStage::gradients_of(const SliceCall& call, int layer) const {
   BlockCarver carver(call.output_gradients);
-  for (int i = 0; i < layer; ++i) carve_gradients(carver, call.shape.rows());
-  return carve_gradients(carver, call.shape.rows());
+  for (int i = 0; i < layer; ++i) carve_gradients(carver, i, call.shape.rows());
+  return carve_gradients(carver, layer, call.shape.rows());
 }
 
 CudaStage::Head CudaStage::head_of(const SliceCall& call) const {
+  if (!spec_.contents.head) return {};
   BlockCarver to_input(call.to_input_gradient);
   BlockCarver to_weight(call.to_weight_gradient);
-  for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, call.shape.rows());
+  for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
   return carve_head(to_input, to_weight, call.shape.rows());
 }
 
@@ -364,99 +406,161 @@ void CudaStage::head_weight_gradient(const SliceCall& call) const {
                                   gradient);
 }
 
-void CudaStage::forward(SliceCall& call) const {
+CudaStage::Kept CudaStage::kept_or_recomputed(const SliceCall& call, int layer, const OpScratch& scratch) const {
+  Kept out = kept(call, layer);
+  if (!spec_.recompute) return out;
+  Half* const input = out.activations.input;
+  out = scratch.of(kind_of(layer)).recomputed;
+  out.activations.input = input;
+  return out;
+}
+
+Half* CudaStage::input_of(const SliceCall& call, int layer) const {
+  if (layer < spec_.contents.layers) return kept(call, layer).activations.input;
+  return spec_.contents.head ? head_of(call).input : halves(call.output);
+}
+
+// Each norm is fused with the residual before it.
+NextNorm CudaStage::norm_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
+  if (layer < spec_.contents.layers) {
+    const Kept of_layer = kept_or_recomputed(call, layer, scratch);
+    return layer_of(call, layer, scratch).first_norm(of_layer.activations, of_layer.inputs);
+  }
+  if (!spec_.contents.head) return {.not_finite = call.not_finite};
+  const Head head = head_of(call);
+  return {.weights = final_norm(call), .statistics = head.statistics, .out = head.normed};
+}
+
+Half* CudaStage::gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const {
+  if (layer < 0 && !spec_.contents.embedding) return halves(call.input_gradient);
+  if (layer < 0 || weights_too) return scratch.chain[layer & 1];
+  return gradients_of(call, layer).down;
+}
+
+const Half* CudaStage::read_gradient_of(const SliceCall& call, const OpScratch& scratch, int layer,
+                                        bool weights_too) const {
+  const bool last = layer == spec_.contents.layers - 1;
+  if (last && layer >= 0 && weights_too && !spec_.contents.head) return halves(call.output_gradient);
+  return gradient_of(call, scratch, layer, weights_too);
+}
+
+void CudaStage::begin_forward(const SliceCall& call, const OpScratch& scratch) const {
   check(call);
+  compute_rotary_angles(call, scratch);
+  Half* const input = input_of(call, 0);
+  if (spec_.contents.embedding) begin_embedding(call, input);
+  // The first norm also moves the input to where it is kept.
+  const NextNorm first = norm_of(call, 0, scratch);
+  residual_norm(*call.stream, element_, spec_.contents.embedding ? input : halves(call.input), input, nullptr, nullptr,
+                call.shape.rows(), sizes_.hidden, first.weights, first.statistics, first.out, first.not_finite);
+}
+
+void CudaStage::end_forward(const SliceCall& call, const OpScratch& scratch) const {
+  if (const Head head = head_of(call); head.logits != nullptr) head_forward(call, head, scratch);
+}
+
+void CudaStage::forward(SliceCall& call) const {
   BlockCarver carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  compute_rotary_angles(call, scratch);
-  const int layers = spec_.contents.layers;
-  const Head head = spec_.contents.head ? head_of(call) : Head{};
-  const auto kept_of = [&](int layer) {
-    Kept out = kept(call, layer);
-    if (!spec_.recompute) return out;
-    Half* const input = out.activations.input;
-    out = scratch.recomputed;
-    out.activations.input = input;
-    return out;
-  };
-  const auto input_of = [&](int layer) {
-    if (layer < layers) return kept(call, layer).activations.input;
-    return spec_.contents.head ? head.input : halves(call.output);
-  };
-  // Each norm is fused with the residual before it.
-  const auto norm_of = [&](int layer) -> NextNorm {
-    if (layer < layers) {
-      const Kept of_layer = kept_of(layer);
-      return layer_of(call, layer, scratch).first_norm(of_layer.activations, of_layer.inputs);
-    }
-    if (!spec_.contents.head) return {.not_finite = call.not_finite};
-    return {.weights = final_norm(call), .statistics = head.statistics, .out = head.normed};
-  };
-
-  if (spec_.contents.embedding) begin_embedding(call, input_of(0));
-  // The first norm also moves the input to where it is kept.
-  const NextNorm first = norm_of(0);
-  residual_norm(*call.stream, element_, spec_.contents.embedding ? input_of(0) : halves(call.input), input_of(0),
-                nullptr, nullptr, call.shape.rows(), sizes_.hidden, first.weights, first.statistics, first.out,
-                first.not_finite);
-  for (int i = 0; i < layers; ++i) {
-    const Kept of_layer = kept_of(i);
+  begin_forward(call, scratch);
+  for (int i = 0; i < spec_.contents.layers; ++i) {
+    const Kept of_layer = kept_or_recomputed(call, i, scratch);
     layer_of(call, i, scratch)
-        .forward(keys_of(call, i, scratch, false), of_layer.activations, of_layer.inputs, scratch.layer,
-                 input_of(i + 1), norm_of(i + 1));
+        .forward({keys_of(call, i, scratch, false), of_layer.activations, of_layer.inputs, scratch.layer,
+                  input_of(call, i + 1), norm_of(call, i + 1, scratch)});
   }
-  if (spec_.contents.head) head_forward(call, head, scratch);
+  end_forward(call, scratch);
+}
+
+void CudaStage::begin_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const {
+  compute_rotary_angles(call, scratch);
+  const int last = spec_.contents.layers - 1;
+  // Without layers, the gradient is an output of the stage.
+  std::int32_t* const flag = flag_of(call, last + 1);
+  if (spec_.contents.head) {
+    head_input_gradient(call, scratch, gradient_of(call, scratch, last, weights_too), flag);
+  } else if (!weights_too || last < 0) {
+    // Kept until W.
+    residual_norm(*call.stream, element_, halves(call.output_gradient), gradient_of(call, scratch, last, weights_too),
+                  nullptr, nullptr, call.shape.rows(), sizes_.hidden, {}, nullptr, nullptr, flag);
+  }
+}
+
+void CudaStage::end_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const {
+  if (spec_.contents.embedding) embedding_gradient(call, read_gradient_of(call, scratch, -1, weights_too));
+  // Last, as W comes after I: both may add to the same word embedding.
+  if (weights_too && spec_.contents.head) head_weight_gradient(call);
 }
 
 void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
   BlockCarver carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  compute_rotary_angles(call, scratch);
-  const int layers = spec_.contents.layers;
-  const std::int64_t n = call.shape.rows();
-  // Returns the gradient of a layer's output; for layer -1, of the stage's input.
-  const auto output_of = [&](int layer) {
-    if (layer < 0 && !spec_.contents.embedding) return halves(call.input_gradient);
-    if (layer < 0 || weights_too) return scratch.chain[layer & 1];
-    return gradients_of(call, layer).down;
-  };
-
-  // The input gradient is an output of the stage unless there is an embedding.
-  std::int32_t* const not_finite = spec_.contents.embedding ? nullptr : call.not_finite;
-  const Half* gradient = output_of(layers - 1);
-  if (spec_.contents.head) {
-    head_input_gradient(call, scratch, output_of(layers - 1), layers == 0 ? not_finite : nullptr);
-  } else if (weights_too && layers > 0) {
-    gradient = halves(call.output_gradient);
-  } else {
-    // Kept until W.
-    residual_norm(*call.stream, element_, halves(call.output_gradient), output_of(layers - 1), nullptr, nullptr, n,
-                  sizes_.hidden, {}, nullptr, nullptr, layers == 0 ? not_finite : nullptr);
-  }
-  for (int i = layers - 1; i >= 0; --i) {
+  begin_gradient(call, scratch, weights_too);
+  for (int i = spec_.contents.layers - 1; i >= 0; --i) {
     const Layer layer = layer_of(call, i, scratch);
-    Kept saved = kept(call, i);
-    LayerGradients gradients = weights_too ? scratch.gradients : gradients_of(call, i).others;
-    gradients.down = gradient;
+    Kept saved = kept_or_recomputed(call, i, scratch);
+    LayerGradients gradients = weights_too ? scratch.of(kind_of(i)).gradients : gradients_of(call, i).others;
+    gradients.down = read_gradient_of(call, scratch, i, weights_too);
     const LayerKeys keys = keys_of(call, i, scratch, true);
     if (spec_.recompute) {
-      Half* const input = saved.activations.input;
-      saved = scratch.recomputed;
-      saved.activations.input = input;
       if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
+      Half* const input = saved.activations.input;
       const NextNorm first = layer.first_norm(saved.activations, saved.inputs);
-      residual_norm(*call.stream, element_, input, input, nullptr, nullptr, n, sizes_.hidden, first.weights,
-                    first.statistics, first.out);
-      layer.forward(keys, saved.activations, saved.inputs, scratch.layer, nullptr, {});
+      residual_norm(*call.stream, element_, input, input, nullptr, nullptr, call.shape.rows(), sizes_.hidden,
+                    first.weights, first.statistics, first.out);
+      layer.forward({keys, saved.activations, saved.inputs, scratch.layer});
     }
-    layer.input_gradient(keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
-                         output_of(i - 1), i == 0 ? not_finite : nullptr);
+    layer.input_gradient({keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
+                          gradient_of(call, scratch, i - 1, weights_too), flag_of(call, i)});
     if (weights_too) layer.weight_gradient(saved.inputs, gradients, floats(call.gradients));
-    gradient = output_of(i - 1);
   }
-  if (spec_.contents.embedding) embedding_gradient(call, gradient);
-  // Last, as W comes after I: both may add to the same word embedding.
-  if (weights_too && spec_.contents.head) head_weight_gradient(call);
+  end_gradient(call, scratch, weights_too);
+}
+
+void CudaStage::begin_parts(SliceCall& call, bool forward) const {
+  BlockCarver carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  forward ? begin_forward(call, scratch) : begin_gradient(call, scratch, call.output_gradients == nullptr);
+}
+
+// Finds the tensors of the layer again for every part, as they are functions of the call.
+void CudaStage::run_part(const SliceCall& call, const StagePart& part) const {
+  BlockCarver carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  const int i = part.layer;
+  const Layer layer = layer_of(call, i, scratch);
+  const Kept saved = kept(call, i);
+  const bool forward = part.pass == PartPass::forward;
+  const LayerKeys keys = keys_of(call, i, scratch, !forward);
+  if (forward) {
+    if (part.part == LayerPart::attention && i > 0) complete_layer(call, i - 1, scratch);
+    return layer.forward_part(part.part, {keys, saved.activations, saved.inputs, scratch.layer, input_of(call, i + 1),
+                                          norm_of(call, i + 1, scratch)});
+  }
+  const bool weights_too = call.output_gradients == nullptr;
+  LayerGradients gradients = weights_too ? scratch.of(kind_of(i)).gradients : gradients_of(call, i).others;
+  gradients.down = read_gradient_of(call, scratch, i, weights_too);
+  if (part.pass == PartPass::weight_gradient) {
+    return layer.weight_gradient_part(part.part, saved.inputs, gradients, floats(call.gradients));
+  }
+  layer.input_gradient_part(part.part,
+                            {keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
+                             gradient_of(call, scratch, i - 1, weights_too), flag_of(call, i)});
+}
+
+void CudaStage::complete_layer(const SliceCall& call, int layer, const OpScratch& scratch) const {
+  const Kept saved = kept(call, layer);
+  layer_of(call, layer, scratch)
+      .complete_forward({keys_of(call, layer, scratch, false), saved.activations, saved.inputs, scratch.layer,
+                         input_of(call, layer + 1), norm_of(call, layer + 1, scratch)});
+}
+
+void CudaStage::end_parts(SliceCall& call, bool forward) const {
+  BlockCarver carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  if (!forward) return end_gradient(call, scratch, call.output_gradients == nullptr);
+  if (spec_.contents.layers > 0) complete_layer(call, spec_.contents.layers - 1, scratch);
+  end_forward(call, scratch);
 }
 
 void CudaStage::weight_gradient(SliceCall& call) const {

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm_attention.h"
 #include "kernels/cuda/loss.h"
+#include "kernels/cuda/routing.h"
 #include "kernels/emulation/block.h"
 #include "kernels/emulation/device.h"
 #include "tests/kernels/device_fixture.h"
@@ -26,6 +27,7 @@ class DeviceOrders : public DeviceKernels {
     norms(out);
     attention(out);
     loss(out);
+    places(out);
     return out;
   }
 
@@ -46,6 +48,18 @@ class DeviceOrders : public DeviceKernels {
                         gain_gradient, bias_gradient);
     out.insert(out.end(),
                {read(x), read(statistics), read(normed), read(dx), read(gain_gradient), read(bias_gradient)});
+  }
+
+  void places(std::vector<Numbers>& out) {
+    constexpr std::int64_t kChoices = 600;
+    std::vector<std::int32_t> choices(kChoices);
+    for (std::size_t i = 0; i < choices.size(); ++i) choices[i] = static_cast<std::int32_t>(i * i % 7);
+    // The bits of integers are those of finite float32 numbers.
+    float* const found = floats(kChoices);
+    float* const sent = floats(std::int64_t{7});
+    cuda::place_choices(*stream_, kChoices, 7, integers(choices), reinterpret_cast<std::int32_t*>(found),
+                        reinterpret_cast<std::int32_t*>(sent));
+    out.insert(out.end(), {read(found), read(sent)});
   }
 
   void attention(std::vector<Numbers>& out) {

@@ -18,9 +18,10 @@ Element element_of(Precision precision) {
 }
 
 struct Board {
-  explicit Board(int size) : barrier(size), data(to_size(size)) {}
+  explicit Board(int size) : barrier(size), data(to_size(size)), sends(to_size(size)) {}
   std::barrier<> barrier;
   std::vector<std::vector<double>> data;
+  std::vector<std::span<const ExchangeBlock>> sends;
 };
 
 // Waits for the stream, reduces on the host in the order of the ranks, and rounds once.
@@ -37,6 +38,24 @@ class HostGroup final : public StreamGroup {
   }
 
   void all_gather(void*, std::int64_t, Stream&) override { throw std::logic_error("stages do not call all_gather"); }
+  void exchange(std::span<const ExchangeBlock> sends, std::span<const ExchangeBlock> receives,
+                Stream& stream) override {
+    device_.synchronize(stream);
+    board_.sends[rank_] = sends;
+    board_.barrier.arrive_and_wait();
+    std::vector<std::size_t> next(board_.sends.size(), 0);
+    for (const ExchangeBlock& block : receives) {
+      const auto from = board_.sends[block.rank];
+      std::size_t& at = next[block.rank];
+      while (at < from.size() && from[at].rank != rank_) ++at;
+      if (at == from.size() || from[at].bytes != block.bytes) {
+        throw std::logic_error("a receive without its send");
+      }
+      device_.copy(block.data, from[at++].data, block.bytes, stream);
+    }
+    device_.synchronize(stream);
+    board_.barrier.arrive_and_wait();
+  }
 
  private:
   template <class Combine>
@@ -66,7 +85,7 @@ class HostGroup final : public StreamGroup {
 
 // The buffers of one slice of one microbatch on one stage.
 struct DeviceSliceBuffers {
-  DeviceSliceBuffers(Device& device, Stream& stream, const SliceMemory& memory,
+  DeviceSliceBuffers(Device& device, Stream& stream, const SliceMemory& memory, std::int64_t host_bytes,
                      const std::vector<std::int32_t>& of_tokens, const std::vector<std::int32_t>& of_targets)
       : to_input(device, stream, memory.to_input_gradient),
         to_weight(device, stream, memory.to_weight_gradient),
@@ -75,6 +94,7 @@ struct DeviceSliceBuffers {
         keys_values_gradient(device, stream, memory.keys_values_gradient),
         output(device, stream, memory.boundary),
         input_gradient(device, stream, memory.boundary),
+        on_host(host_bytes),
         tokens(device, stream, static_cast<std::int64_t>(of_tokens.size() * sizeof(std::int32_t))),
         targets(device, stream, static_cast<std::int64_t>(of_targets.size() * sizeof(std::int32_t))) {
     keys_values_gradient.fill(std::byte{0});
@@ -83,7 +103,7 @@ struct DeviceSliceBuffers {
   }
   bool intact() const {
     return to_input.intact() && to_weight.intact() && output_gradients.intact() && keys_values.intact() &&
-           keys_values_gradient.intact() && output.intact() && input_gradient.intact();
+           keys_values_gradient.intact() && output.intact() && input_gradient.intact() && on_host.intact();
   }
   DeviceMemory to_input;
   DeviceMemory to_weight;
@@ -92,6 +112,7 @@ struct DeviceSliceBuffers {
   DeviceMemory keys_values_gradient;
   DeviceMemory output;
   DeviceMemory input_gradient;
+  GuardedBuffer on_host;
   DeviceMemory tokens;
   DeviceMemory targets;
 };
@@ -176,8 +197,8 @@ class DeviceRank {
             targets.push_back(from.targets[i]);
           }
         }
-        slices.push_back(
-            std::make_unique<DeviceSliceBuffers>(device_, *stream_, state.stage->slice_memory(shape), tokens, targets));
+        slices.push_back(std::make_unique<DeviceSliceBuffers>(device_, *stream_, state.stage->slice_memory(shape),
+                                                              state.stage->slice_host_bytes(), tokens, targets));
         scratch = std::max(scratch, state.stage->scratch_bytes(shape));
         context += of_slice;
       }
@@ -235,6 +256,8 @@ class DeviceRank {
     call.stream = stream_.get();
     call.device = &device_;
     call.stream_group = group_;
+    call.stream_experts = training_.expert_parallel > 1 ? group_ : nullptr;
+    call.on_host = slice.on_host.data();
     call.loss_on_device = reinterpret_cast<float*>(loss_.data());
     if (m % 2 == 0) call.tables = state.tables->data();  // odd microbatches compute what is in the tables
     op(*state.stage, call);
@@ -243,13 +266,18 @@ class DeviceRank {
 
   void forward(int m, std::size_t k) {
     for (std::size_t s = 0; s < states_.size(); ++s) {
-      run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.forward(call); });
+      run_op(s, m, k, [this](const Stage& stage, SliceCall& call) {
+        training_.in_parts ? run_in_parts(stage, call, true) : stage.forward(call);
+      });
       if (training_.stages[s].head) all_losses_ += as_numbers(Element::float32, loss_.read()).front();
     }
   }
   void backward(int m, std::size_t k) {
     for (std::size_t s = states_.size(); s-- > 0;) {
-      if (training_.backward == TrainingCase::Backward::whole) {
+      if (training_.in_parts) {
+        run_op(s, m, k, [](const Stage& stage, SliceCall& call) { run_in_parts(stage, call, false); });
+        if (training_.backward == TrainingCase::Backward::split) weight(s, m, k);
+      } else if (training_.backward == TrainingCase::Backward::whole) {
         run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.backward(call); });
       } else {
         run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });
@@ -270,8 +298,9 @@ class DeviceRank {
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
       matrix.resize(p.all_rows * p.all_columns);
-      // Of replicated parameters, those of the first rank.
-      if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
+      // Of replicated parameters, those of the first rank; of experts, the sum over the ranks that route tokens to
+      // them.
+      if (!p.expert && p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
           matrix[(p.first_row + row) * p.all_columns + p.first_column + column] +=

@@ -180,31 +180,6 @@ class Rank {
     loss_ += call.call.loss;
     recompute_ns_ += call.call.recompute_ns;
   }
-  // Weight gradients of experts run before attention, as in the weave `dualpipe`.
-  static void run_in_parts(const Stage& stage, SliceCall& call, bool forward) {
-    using Pass = PartPass;
-    const int layers = stage.spec().contents.layers;
-    stage.begin_parts(call, forward);
-    for (int i = 0; i < layers; ++i) {
-      if (forward) {
-        for (const LayerPart part :
-             {LayerPart::attention, LayerPart::dispatch, LayerPart::experts, LayerPart::combine}) {
-          stage.run_part(call, {Pass::forward, part, i});
-        }
-        continue;
-      }
-      const int layer = layers - 1 - i;
-      for (const LayerPart part : {LayerPart::combine, LayerPart::experts, LayerPart::dispatch}) {
-        stage.run_part(call, {Pass::input_gradient, part, layer});
-      }
-      const bool whole = call.output_gradients == nullptr;
-      if (whole) stage.run_part(call, {Pass::weight_gradient, LayerPart::experts, layer});
-      stage.run_part(call, {Pass::input_gradient, LayerPart::attention, layer});
-      if (whole) stage.run_part(call, {Pass::weight_gradient, LayerPart::attention, layer});
-    }
-    stage.end_parts(call, forward);
-  }
-
   void forward(int m, std::size_t k) {
     for (std::size_t s = 0; s < states_.size(); ++s) {
       if (training_.in_parts) {
@@ -329,6 +304,29 @@ Matrices random_matrices(const Transformer& model, std::uint64_t seed) {
     }
   }
   return out;
+}
+
+void run_in_parts(const Stage& stage, SliceCall& call, bool forward) {
+  using Pass = PartPass;
+  const int layers = stage.spec().contents.layers;
+  stage.begin_parts(call, forward);
+  for (int i = 0; i < layers; ++i) {
+    if (forward) {
+      for (const LayerPart part : {LayerPart::attention, LayerPart::dispatch, LayerPart::experts, LayerPart::combine}) {
+        stage.run_part(call, {Pass::forward, part, i});
+      }
+      continue;
+    }
+    const int layer = layers - 1 - i;
+    for (const LayerPart part : {LayerPart::combine, LayerPart::experts, LayerPart::dispatch}) {
+      stage.run_part(call, {Pass::input_gradient, part, layer});
+    }
+    const bool whole = call.output_gradients == nullptr;
+    if (whole) stage.run_part(call, {Pass::weight_gradient, LayerPart::experts, layer});
+    stage.run_part(call, {Pass::input_gradient, LayerPart::attention, layer});
+    if (whole) stage.run_part(call, {Pass::weight_gradient, LayerPart::attention, layer});
+  }
+  stage.end_parts(call, forward);
 }
 
 TrainingResult run(const TrainingCase& training, const Matrices& weights) {

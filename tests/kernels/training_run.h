@@ -82,6 +82,9 @@ Matrices random_matrices(const Transformer& model, std::uint64_t seed);
 
 TrainingResult run(const TrainingCase& training, const Matrices& weights);
 
+// F, or B or I, by Stage::run_part. Weight gradients of experts run before attention, as in the weave `dualpipe`.
+void run_in_parts(const Stage& stage, SliceCall& call, bool forward);
+
 // Access to elements of a stage's buffer of any precision.
 double element(Precision precision, const std::byte* buffer, std::int64_t i);
 void set_element(Precision precision, std::byte* buffer, std::int64_t i, double value);

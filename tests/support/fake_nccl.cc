@@ -32,6 +32,14 @@ struct Half {
   bool done = false;
 };
 
+// One end of a message.
+struct Transfer {
+  int sender;
+  int receiver;
+  bool sends;
+  Half half;
+};
+
 struct Clique {
   int size = 0;
   std::mutex mutex;
@@ -61,6 +69,8 @@ struct Communicator {
   int splits = 0;
   bool splitting = false;
   int colour = 0;
+  bool splits_edges = false;  // the split limits the blocks of its operations
+  bool edge = false;
   Communicator** split_into = nullptr;
   std::thread::id by;
   bool ended = false;
@@ -89,7 +99,8 @@ State* state = nullptr;
 // A call inside a group, until its end.
 struct Grouped {
   Communicator* communicator;
-  std::function<void()> place;
+  void* stream;
+  std::vector<Transfer> transfers;
 };
 thread_local bool in_group = false;
 thread_local std::vector<Grouped> grouped;
@@ -145,28 +156,82 @@ NcclResult start(Communicator& communicator, std::function<void()> place, bool f
   return kNcclInProgress;
 }
 
-// Calls `start` now, or at the end of the group.
+// Returns whether an operation may begin. The caller holds the communicator's mutex.
+bool may_begin(const Communicator& communicator) {
+  if (!communicator.ended && communicator.looks_left == 0 && !communicator.joining && !communicator.splitting) {
+    return true;
+  }
+  complain(communicator.ended ? "a communicator is used after its end" : "a communicator in progress is used");
+  return false;
+}
+
 NcclResult put(Communicator& communicator, void* stream, std::function<void()> task) {
   const std::lock_guard lock(communicator.mutex);
-  if (communicator.ended || communicator.looks_left > 0 || communicator.joining || communicator.splitting) {
-    complain(communicator.ended ? "a communicator is used after its end" : "a communicator in progress is used");
-    return kInvalidUsage;
-  }
-  auto place = [stream, task = std::move(task)] { emulation::put(*static_cast<Stream*>(stream), task); };
-  if (in_group) {
-    for (const Grouped& other : grouped) {
-      if (other.communicator == &communicator) complain("two messages of a communicator in a group");
-    }
-    if (!communicator.connected) complain("a communicator connects in a group");
-    grouped.push_back({&communicator, std::move(place)});
-    return kNcclSuccess;
-  }
-  return start(communicator, std::move(place), true);
+  if (!may_begin(communicator)) return kInvalidUsage;
+  if (in_group) complain("a collective in a group");
+  return start(
+      communicator, [stream, task = std::move(task)] { emulation::put(*static_cast<Stream*>(stream), task); }, true);
 }
 
 NcclResult group_start() {
   if (in_group) complain("a group in a group");
   in_group = true;
+  return kNcclSuccess;
+}
+
+// Waits for the other ends, as a kernel would; on return all have the data.
+void exchange(Communicator& communicator, std::vector<Transfer>& transfers) {
+  Clique& clique = *communicator.clique;
+  std::unique_lock lock(clique.mutex);
+  for (Transfer& mine : transfers) {
+    const std::pair<int, int> key{mine.sender, mine.receiver};
+    auto& others = mine.sends ? clique.receives[key] : clique.sends[key];
+    if (others.empty()) {
+      (mine.sends ? clique.sends : clique.receives)[key].push_back(&mine.half);
+      continue;
+    }
+    Half& other = *others.front();
+    others.pop_front();
+    if (other.bytes != mine.half.bytes) complain("a message and its receive differ in size");
+    const std::size_t bytes = std::min(other.bytes, mine.half.bytes);
+    std::memcpy(mine.sends ? other.data : mine.half.data, mine.sends ? mine.half.data : other.data, bytes);
+    other.done = true;
+    mine.half.done = true;
+    clique.changed.notify_all();
+  }
+  const auto all_done = [&] {
+    return std::all_of(transfers.begin(), transfers.end(), [](const Transfer& mine) { return mine.half.done; });
+  };
+  clique.changed.wait(lock, [&] { return all_done() || communicator.aborted; });
+  for (Transfer& mine : transfers) {
+    if (mine.half.done) continue;
+    auto& where = (mine.sends ? clique.sends : clique.receives)[{mine.sender, mine.receiver}];
+    where.erase(std::find(where.begin(), where.end(), &mine.half));
+  }
+}
+
+// Enqueues the messages of one communicator, which run together. The caller holds the communicator's mutex.
+NcclResult start_transfers(Communicator& communicator, void* stream, std::vector<Transfer> transfers, bool first) {
+  const auto task = [&communicator, transfers = std::move(transfers)]() mutable { exchange(communicator, transfers); };
+  return start(
+      communicator, [stream, task] { emulation::put(*static_cast<Stream*>(stream), task); }, first);
+}
+
+// Enqueues a message now, or at the end of the group.
+NcclResult put(Communicator& communicator, void* stream, const Transfer& transfer) {
+  const std::lock_guard lock(communicator.mutex);
+  if (!may_begin(communicator)) return kInvalidUsage;
+  if (!in_group) return start_transfers(communicator, stream, {transfer}, true);
+  if (!communicator.connected && communicator.edge) complain("a communicator connects in a group");
+  const auto same = std::find_if(grouped.begin(), grouped.end(),
+                                 [&](const Grouped& other) { return other.communicator == &communicator; });
+  if (same == grouped.end()) {
+    grouped.push_back({&communicator, stream, {transfer}});
+    return kNcclSuccess;
+  }
+  if (communicator.edge) complain("two messages of an edge in a group");
+  if (same->stream != stream) complain("two streams of a communicator in a group");
+  same->transfers.push_back(transfer);
   return kNcclSuccess;
 }
 
@@ -176,32 +241,12 @@ NcclResult group_end() {
   bool first = true;
   for (Grouped& each : std::exchange(grouped, {})) {
     const std::lock_guard lock(each.communicator->mutex);
-    if (start(*each.communicator, std::move(each.place), first) != kNcclSuccess) result = kNcclInProgress;
+    if (start_transfers(*each.communicator, each.stream, std::move(each.transfers), first) != kNcclSuccess) {
+      result = kNcclInProgress;
+    }
     first = false;
   }
   return result;
-}
-
-// Waits for the other end, as a kernel would; on return both have the data.
-void exchange(Communicator& communicator, int sender, int receiver, bool sends, Half mine) {
-  Clique& clique = *communicator.clique;
-  std::unique_lock lock(clique.mutex);
-  auto& others = sends ? clique.receives[{sender, receiver}] : clique.sends[{sender, receiver}];
-  if (!others.empty()) {
-    Half& other = *others.front();
-    others.pop_front();
-    if (other.bytes != mine.bytes) complain("a message and its receive differ in size");
-    const std::size_t bytes = std::min(other.bytes, mine.bytes);
-    std::memcpy(sends ? other.data : mine.data, sends ? mine.data : other.data, bytes);
-    other.done = true;
-    clique.changed.notify_all();
-    return;
-  }
-  (sends ? clique.sends : clique.receives)[{sender, receiver}].push_back(&mine);
-  clique.changed.wait(lock, [&] { return mine.done || communicator.aborted; });
-  if (mine.done) return;
-  auto& where = (sends ? clique.sends : clique.receives)[{sender, receiver}];
-  where.erase(std::find(where.begin(), where.end(), &mine));
 }
 
 // Reduces in float32, in the order of the ranks, and rounds once.
@@ -306,6 +351,7 @@ NcclResult split(NcclCommunicator parent, int colour, int key, NcclCommunicator*
   *made = nullptr;
   communicator.splitting = true;
   communicator.colour = colour;
+  communicator.splits_edges = config->max_ctas != kNcclUndefined;
   communicator.split_into = reinterpret_cast<Communicator**>(made);
   const std::lock_guard members(communicator.clique->mutex);
   communicator.clique->splits[communicator.splits].wishes[communicator.rank] = {colour, key};
@@ -336,7 +382,9 @@ bool finish_split(Communicator& communicator) {
     child = clique_of_colour;
     child->size = size;
   }
-  *communicator.split_into = make(child, rank, communicator.world_rank);
+  Communicator* const fresh = make(child, rank, communicator.world_rank);
+  fresh->edge = communicator.splits_edges;
+  *communicator.split_into = fresh;
   return true;
 }
 
@@ -412,17 +460,12 @@ const char* last_error(NcclCommunicator) { return "said the fake"; }
 NcclResult send(const void* data, std::size_t count, NcclType, int peer, NcclCommunicator handle, void* stream) {
   Communicator& communicator = *of(handle);
   auto* const bytes = static_cast<std::byte*>(const_cast<void*>(data));
-  return put(communicator, stream, [&communicator, peer, bytes, count] {
-    exchange(communicator, communicator.rank, peer, true, {bytes, count});
-  });
+  return put(communicator, stream, Transfer{communicator.rank, peer, true, {bytes, count}});
 }
 
 NcclResult receive(void* data, std::size_t count, NcclType, int peer, NcclCommunicator handle, void* stream) {
   Communicator& communicator = *of(handle);
-  auto* const bytes = static_cast<std::byte*>(data);
-  return put(communicator, stream, [&communicator, peer, bytes, count] {
-    exchange(communicator, peer, communicator.rank, false, {bytes, count});
-  });
+  return put(communicator, stream, Transfer{peer, communicator.rank, false, {static_cast<std::byte*>(data), count}});
 }
 
 NcclResult all_reduce(const void* from, void* into, std::size_t count, NcclType type, NcclReduction reduction,

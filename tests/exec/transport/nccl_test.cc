@@ -21,6 +21,7 @@
 #include "exec/transport/nccl_communicators.h"
 #include "kernels/emulation/device.h"
 #include "model/to_size.h"
+#include "tests/support/exchange_check.h"
 #include "tests/support/fake_nccl.h"
 
 namespace sluice::test {
@@ -251,6 +252,19 @@ TEST_F(Nccl, GroupsReduceOnTheGivenStream) {
     mine.device.synchronize(*stream);
     EXPECT_EQ(numbers[0], mine.rank < 2 ? 1.0F : 5.0F);
     EXPECT_EQ(numbers[4], 5.0F);
+  });
+  expect_no_errors();
+}
+
+// Each exchange is one operation, whose messages complete together.
+TEST_F(Nccl, GroupsExchangeBlocks) {
+  const DeviceLinks links{.edges = {}, .groups = {{0, 1, 2}, {0, 2}}, .exchanges = {0, 1}};
+  on_ranks(3, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    for (int round = 0; round < 4; ++round) {
+      test::expect_exchange(*connection->group(0), mine.device, round);
+      if (mine.rank != 1) test::expect_exchange(*connection->group(1), mine.device, round);
+    }
   });
   expect_no_errors();
 }
