@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -95,6 +96,9 @@ struct RankPlan {
 
   const UnitBlocks& blocks_of(int chunk, std::int64_t unit, std::int64_t num_units) const {
     return blocks[chunk * num_units + unit];
+  }
+  bool has_woven_blocks() const {
+    return std::any_of(steps.begin(), steps.end(), [](const PlannedStep& step) { return step.woven; });
   }
 };
 

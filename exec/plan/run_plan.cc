@@ -131,7 +131,7 @@ void RunPlan::make_stages() {
 
 // The ops of one microbatch may need each other's results.
 bool RunPlan::is_woven(const PlannedStep& step) const {
-  if (layout_.expert == 1 || on_devices() || spec_.weave.order.empty()) return false;
+  if (layout_.expert == 1 || spec_.weave.order.empty()) return false;
   if (step.kind != PlannedStep::Kind::op || step.num_ops < 2 || step.recomputes) return false;
   const auto has_expert_layers = [&](const OpPlan& op) { return contents_[op.op.stage].expert_layers > 0; };
   return step.ops[0].op.microbatch != step.ops[1].op.microbatch &&
@@ -166,8 +166,9 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
   if (on_devices()) rows = sequences_per_replica_ * sequence_length_ * batches();
   plan.tokens = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
   plan.targets = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
-  if (std::any_of(rank.steps.begin(), rank.steps.end(), [](const PlannedStep& step) { return step.woven; })) {
-    plan.second_op = places.next(places.end() - plan.scratch) - plan.scratch;
+  if (rank.has_woven_blocks()) {
+    // The tokens of all units are on a device.
+    plan.second_op = places.next(on_devices() ? scratch : places.end() - plan.scratch) - plan.scratch;
   }
   plan.tables = places.next(tables);
   plan.buffers.resize(rank.buffer_bytes.size());

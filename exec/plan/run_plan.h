@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -50,8 +51,8 @@ struct ArenaPlan {
   std::int64_t scratch = 0;
   std::int64_t tokens = 0;  // of one slice; on a device of all units, contiguous
   std::int64_t targets = 0;
-  // Distance from scratch, tokens and targets of the first op of a woven block to those of the second; 0: none is
-  // woven.
+  // Distance from scratch, tokens and targets of the first op of a woven block to those of the second, on devices of
+  // scratch alone; 0: none is woven.
   std::int64_t second_op = 0;
   std::int64_t tables = 0;            // of Stage::fill_tables
   std::vector<std::int64_t> buffers;  // by boundary buffer
@@ -82,6 +83,9 @@ class RunPlan {
   // `group_rank`: see RunLayout.
   const Stage& stage(int group_rank, int stage) const { return *stages_[group_rank % std::ssize(stages_)][stage]; }
   bool has_experts() const { return spec_.model.has_experts(); }
+  bool has_woven_blocks() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const RankPlan& rank) { return rank.has_woven_blocks(); });
+  }
   bool on_devices() const { return spec_.kernels != nullptr; }
   // Bytes of an element of weights and boundary tensors, and of gradients and optimizer states.
   int element_bytes() const { return on_devices() ? 2 : gradient_element_bytes(); }

@@ -24,6 +24,7 @@ RunLinks::RunLinks(const RunPlan& plan) : plan_(plan) {
     }
     add_group(Purpose::tensor, tensor);
   }
+  if (plan.has_experts()) add_expert_groups();
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind != VertexKind::collective) continue;
     const Collective collective = graph.collective(graph[v]);
@@ -54,14 +55,56 @@ std::vector<int> RunLinks::members(VertexId v, int world_rank) const {
     }
     return out;
   }
-  // The norm is over all tensor ranks; replicas and tied embeddings are reduced between corresponding shards.
+  // The norm is over all tensor ranks, and with experts over all replicas, which hold different ones; replicas and tied
+  // embeddings are reduced between corresponding shards.
   const bool all = collective.kind == CollectiveKind::global_norm;
   for (const int rank : collective.ranks) {
-    for (int t = 0; t < layout.tensor; ++t) {
-      if (all || t == tensor_rank) out.push_back(layout.world_rank(rank, data_rank, t));
+    for (int d = 0; d < layout.data; ++d) {
+      if (d != data_rank && !(all && plan_.has_experts())) continue;
+      for (int t = 0; t < layout.tensor; ++t) {
+        if (all || t == tensor_rank) out.push_back(layout.world_rank(rank, d, t));
+      }
     }
   }
   return out;
+}
+
+std::vector<int> RunLinks::expert_members(int world_rank) const {
+  const RunLayout& layout = plan_.layout();
+  const int mine = layout.group_rank(world_rank);
+  std::vector<int> out;
+  for (int i = 0; i < layout.expert; ++i) out.push_back(world_rank - mine % layout.expert + i);
+  return out;
+}
+
+std::vector<int> RunLinks::expert_data_members(int world_rank) const {
+  const RunLayout& layout = plan_.layout();
+  const int mine = layout.group_rank(world_rank);
+  std::vector<int> out;
+  for (int i = mine % layout.expert; i < layout.data * layout.tensor; i += layout.expert) {
+    out.push_back(world_rank - mine + i);
+  }
+  return out;
+}
+
+void RunLinks::add_expert_groups() {
+  for (const Purpose purpose : {Purpose::experts, Purpose::woven_experts}) {
+    if (purpose == Purpose::woven_experts && !plan_.has_woven_blocks()) continue;
+    for (int rank = 0; rank < plan_.layout().size(); ++rank) {
+      const std::size_t before = links_.groups.size();
+      add_group(purpose, expert_members(rank));
+      if (links_.groups.size() > before) links_.exchanges.push_back(before);
+    }
+  }
+  for (int rank = 0; rank < plan_.layout().size(); ++rank) add_group(Purpose::expert_data, expert_data_members(rank));
+}
+
+std::size_t RunLinks::expert_group(int world_rank, bool woven) const {
+  return find_group(woven ? Purpose::woven_experts : Purpose::experts, expert_members(world_rank));
+}
+
+std::size_t RunLinks::expert_data_group(int world_rank) const {
+  return find_group(Purpose::expert_data, expert_data_members(world_rank));
 }
 
 void RunLinks::add_group(Purpose purpose, const std::vector<int>& members) {

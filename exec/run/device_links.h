@@ -22,10 +22,17 @@ class RunLinks {
   // Return the group of the tensor-parallel ranks of a stage, and of a collective as seen by its member `world_rank`.
   std::size_t tensor_group(int world_rank) const;
   std::size_t group_of(VertexId collective, int world_rank) const;
+  // The ranks over which the experts of `world_rank` are distributed: for woven blocks a group of its own, as it works
+  // on another stream; and the ranks with the same experts.
+  std::size_t expert_group(int world_rank, bool woven) const;
+  std::size_t expert_data_group(int world_rank) const;
 
  private:
-  enum class Purpose : std::uint8_t { tensor, data, shared };
+  enum class Purpose : std::uint8_t { tensor, data, shared, experts, woven_experts, expert_data };
   std::vector<int> members(VertexId collective, int world_rank) const;
+  std::vector<int> expert_members(int world_rank) const;
+  std::vector<int> expert_data_members(int world_rank) const;
+  void add_expert_groups();
   void add_group(Purpose purpose, const std::vector<int>& members);
   std::size_t find_group(Purpose purpose, const std::vector<int>& members) const;
   static Purpose purpose_of(const Collective& collective);

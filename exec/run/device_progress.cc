@@ -101,6 +101,7 @@ void DeviceWorker::pace() {
 void DeviceWorker::update_recorder() {
   if (services_.recorder == nullptr) return;
   Doing now{.activity = meeting_ ? Activity::reducing : Activity::working, .vertex = next_vertex_};
+  if (dispatching_) now.activity = Activity::dispatching;
   if (compute_done_ < compute_issued_) {
     const Item& item = items_[compute_items_[compute_done_]];
     now = {.activity = Activity::working, .vertex = item.vertex};

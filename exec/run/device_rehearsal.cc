@@ -12,6 +12,7 @@ namespace sluice::exec {
 void DeviceWorker::rehearse() {
   const std::vector<double> no_rates(to_size(plan_.steps_per_run()), 0.0);
   learning_rates_ = no_rates;
+  rehearsing_ = true;
   std::set<std::tuple<OpKind, int, int, std::int64_t, std::int64_t>> done;
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (items_[i].collective) continue;
@@ -23,7 +24,9 @@ void DeviceWorker::rehearse() {
       const SliceShape shape = slice_shape(plan_.schedule().shape(op.op.microbatch), op.op.slice);
       fresh = done.insert({op.op.op, op.chunk, shape.sequences, shape.tokens, shape.context}).second || fresh;
     }
-    if (fresh) issue_ops(step, i);
+    if (!fresh) continue;
+    const std::span<const WovenStep> woven = program_of(items_[i].index);
+    woven.empty() ? issue_ops(step, i) : issue_woven(step, woven, i);
   }
   if (has_norm()) {
     for (std::size_t chunk = 0; chunk < arena_plan_.gradients.size(); ++chunk) {
@@ -36,6 +39,7 @@ void DeviceWorker::rehearse() {
   device_.zero(small_device_, small_bytes_, *compute_);
   device_.synchronize(*compute_);
   learning_rates_ = {};
+  rehearsing_ = false;
 }
 
 }  // namespace sluice::exec

@@ -55,6 +55,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   place_small();
   links_ = services.device_transport->connect(run_links_.links(), device_);
   find_groups();
+  if (plan.has_experts()) prepare_experts();
   if (services.device_transport->waits_on_device()) rehearse();
   fill_tables();
 }
@@ -71,6 +72,7 @@ void DeviceWorker::fill_tables() {
 void DeviceWorker::settle() {
   device_.settle(*compute_);
   device_.settle(*collectives_);
+  if (exchanges_ != nullptr) device_.settle(*exchanges_);
 }
 
 DeviceWorker::~DeviceWorker() {
@@ -80,6 +82,7 @@ DeviceWorker::~DeviceWorker() {
   device_.release(small_device_);
   device_.release_host(small_host_);
   device_.release_host(tokens_host_);
+  device_.release_host(counts_on_host_);
   device_.release_host(reinterpret_cast<std::byte*>(flags_));
 }
 
@@ -405,9 +408,12 @@ void DeviceWorker::issue_step(Item& item) {
   doing(WorkerThread::compute, Activity::working, step.vertex);
   recorded_[0] = {};
   const FaultAction action = inject(step.vertex, transport_);
+  latency_ = action.latency;
   device_.record(*item.begin, *compute_);
   if (step.kind == PlannedStep::Kind::op) {
-    issue_ops(step, static_cast<std::size_t>(&item - items_.data()));
+    const std::span<const WovenStep> woven = program_of(item.index);
+    const auto at = static_cast<std::size_t>(&item - items_.data());
+    woven.empty() ? issue_ops(step, at) : issue_woven(step, woven, at);
     if (action.poison) {
       const OpPlan& op = step.ops[0];
       const SliceCall call = slice_call(op);
@@ -432,29 +438,37 @@ void DeviceWorker::issue_step(Item& item) {
   for (const int receive : step.posts) free_receive(receive, item.end);
 }
 
+SliceCall DeviceWorker::call_of(const OpPlan& op, std::size_t item, int place) {
+  SliceCall call = slice_call(op, place);
+  call.stream = compute_.get();
+  call.device = &device_;
+  call.stream_group = tensor_;
+  call.stream_experts = experts_.get();
+  call.on_host = on_host(op);
+  call.wait_for = &counts_wait_;
+  call.loss_on_device = on_device_.losses + op.unit;
+  call.tables = arena_ + arena_plan_.tables;
+  if (checks_outcome(op)) call.not_finite = flags_ + item;
+  call.loss_scale *= loss_scale_.value();
+  if (begins_backward(op)) {
+    const MicrobatchShape& shape = plan_.schedule().shape(op.op.microbatch);
+    for (int slice = 0; slice < shape.num_slices(); ++slice) {
+      const std::int64_t bytes = stage_of(op.chunk).slice_memory(slice_shape(shape, slice)).keys_values_gradient;
+      if (bytes > 0) device_.zero(call.keys_values_gradient[slice], bytes, *compute_);
+    }
+  }
+  if (needs_tokens(op)) {
+    call.tokens = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.tokens) + token_rows_[op.unit];
+    call.targets = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.targets) + token_rows_[op.unit];
+  }
+  return call;
+}
+
 void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
   for (int i = 0; i < step.num_ops; ++i) {
     const OpPlan& op = step.ops[i];
     const Stage& stage = stage_of(op.chunk);
-    SliceCall call = slice_call(op);
-    call.stream = compute_.get();
-    call.device = &device_;
-    call.stream_group = tensor_;
-    call.loss_on_device = on_device_.losses + op.unit;
-    call.tables = arena_ + arena_plan_.tables;
-    if (checks_outcome(op)) call.not_finite = flags_ + item;
-    call.loss_scale *= loss_scale_.value();
-    if (begins_backward(op)) {
-      const MicrobatchShape& shape = plan_.schedule().shape(op.op.microbatch);
-      for (int slice = 0; slice < shape.num_slices(); ++slice) {
-        const std::int64_t bytes = stage.slice_memory(slice_shape(shape, slice)).keys_values_gradient;
-        if (bytes > 0) device_.zero(call.keys_values_gradient[slice], bytes, *compute_);
-      }
-    }
-    if (needs_tokens(op)) {
-      call.tokens = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.tokens) + token_rows_[op.unit];
-      call.targets = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.targets) + token_rows_[op.unit];
-    }
+    SliceCall call = call_of(op, item, 0);
     switch (op.op.op) {
       case OpKind::F: stage.forward(call); break;
       case OpKind::I: stage.input_gradient(call); break;
@@ -531,11 +545,18 @@ void DeviceWorker::issue_collective(Item& item) {
     case CollectiveKind::replica_reduce: {
       const int chunk = plan_.schedule().chunk_of(pipeline_rank_, collective.stage);
       const std::int64_t bytes = stage_of(chunk).memory().gradients;
-      check_gradients(chunk, gradients(chunk, collective.gradient_buffers[chunk]), at, *collectives_);
-      if (group != nullptr) {
-        group->all_reduce_sum(gradients(chunk, collective.gradient_buffers[chunk]),
-                              bytes / plan_.gradient_element_bytes(), Element::float32, *collectives_);
-      }
+      std::byte* const all = gradients(chunk, collective.gradient_buffers[chunk]);
+      check_gradients(chunk, all, at, *collectives_);
+      // Gradients of experts are reduced over other ranks than the others.
+      const bool apart = collective.kind == CollectiveKind::gradient_reduce && plan_.has_experts();
+      const std::int64_t dense = apart ? stage_of(chunk).memory().dense_gradients : bytes;
+      const auto reduce = [&](StreamGroup* over, std::int64_t first, std::int64_t end) {
+        if (over == nullptr || first == end) return;
+        over->all_reduce_sum(all + first, (end - first) / plan_.gradient_element_bytes(), Element::float32,
+                             *collectives_);
+      };
+      reduce(group, 0, dense);
+      reduce(expert_data_, dense, bytes);
       break;
     }
     case CollectiveKind::tied_embedding: {

@@ -60,6 +60,9 @@ class DeviceWorker final : public Worker {
     float* norms = nullptr;
   };
 
+  // The group of an expert exchange as ops use it.
+  class ExpertStreams;
+
   // Events of a run, whose times are read during the next one.
   struct RunEvents {
     std::vector<std::unique_ptr<Event>> begins;  // by item; null for sends
@@ -92,6 +95,12 @@ class DeviceWorker final : public Worker {
   void update_recorder();
   void issue_step(Item& item);
   void issue_ops(const PlannedStep& step, std::size_t item);
+  SliceCall call_of(const OpPlan& op, std::size_t item, int place);
+  void issue_woven(const PlannedStep& step, std::span<const WovenStep> woven, std::size_t item);
+  void issue_exchange(const Stage& stage, const SliceCall& call, const StagePart& part, std::size_t number);
+  void prepare_experts();
+  std::byte* on_host(const OpPlan& op);
+  void wait_for_counts(Stream& stream);
   void issue_send(const PlannedStep& step);
   void issue_optimizer(const PlannedStep& step, std::size_t item);
   void issue_collective(Item& item);
@@ -118,8 +127,22 @@ class DeviceWorker final : public Worker {
   RunLinks run_links_;
   StreamGroup* tensor_ = nullptr;     // of the tensor-parallel ranks; null without tensor parallelism
   std::vector<StreamGroup*> groups_;  // by RankPlan::collectives; null for groups of one rank
+  // With expert parallelism; of woven blocks a group of its own, on the stream `exchanges_`.
+  std::unique_ptr<ExpertStreams> experts_;
+  std::unique_ptr<ExpertStreams> woven_experts_;
+  StreamGroup* expert_data_ = nullptr;             // of the ranks with the same experts; null if there are no others
+  std::function<void(Stream&)> counts_wait_;       // wait_for_counts
+  std::vector<std::int64_t> host_offsets_;         // by chunk, of the blocks of its units in counts_on_host_
+  std::byte* counts_on_host_ = nullptr;            // SliceCall::on_host of all units
+  std::unique_ptr<Event> counted_;                 // of wait_for_counts
+  std::unique_ptr<Event> computed_;                // after the last computing part of a woven block that was enqueued
+  std::vector<std::unique_ptr<Event>> exchanged_;  // after each exchange of a woven block
+  bool dispatching_ = false;                       // waits for the ranks of an expert group
+  bool rehearsing_ = false;
+  Duration latency_{0};  // injected into exchanges
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> collectives_;
+  std::unique_ptr<Stream> exchanges_;    // null without woven blocks
   std::array<RunEvents, 2> run_events_;  // of even and odd runs
   std::unique_ptr<Event> probe_;         // of relate_clocks
   std::unique_ptr<Event> last_;          // after everything of a run

@@ -44,7 +44,6 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
       if (rank_.steps[i].vertex == collective.after) wakes_collectives_[i] = 1;
     }
   }
-  make_programs();
   make_groups();
   // Touched now, so that running out of memory shows before the first op.
   const std::size_t bytes = std::max<std::size_t>(to_size(arena_plan_.total_bytes), kBufferAlignment);
@@ -60,22 +59,6 @@ HostWorker::~HostWorker() {
   transport_.wake(Channel::collective);
   if (collective_thread_.joinable()) collective_thread_.join();
   ::operator delete (arena_, std::align_val_t{kBufferAlignment});
-}
-
-void HostWorker::make_programs() {
-  program_of_.assign(rank_.steps.size(), kNone);
-  std::map<std::array<int, 4>, int> known;  // by stages and kinds of both ops
-  for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
-    const PlannedStep& step = rank_.steps[i];
-    if (!step.woven) continue;
-    const auto& [first, second] = step.ops;
-    const auto block_op = [&](const OpPlan& op) { return BlockOp{op.op.op, plan_.contents()[op.op.stage]}; };
-    const auto [found, added] = known.try_emplace(
-        {first.op.stage, static_cast<int>(first.op.op), second.op.stage, static_cast<int>(second.op.op)},
-        static_cast<int>(programs_.size()));
-    if (added) programs_.push_back(woven_steps(plan_.spec().weave, {block_op(first), block_op(second)}));
-    program_of_[i] = found->second;
-  }
 }
 
 // Every worker numbers the groups in the order of the graph, which distinguishes their messages.
@@ -225,9 +208,7 @@ void HostWorker::run_steps(std::int64_t first_step, std::span<const double> lear
     await(step);
     count_held(i);
     switch (step.kind) {
-      case PlannedStep::Kind::op:
-        run_ops(step, program_of_[i] == kNone ? std::span<const WovenStep>() : programs_[to_size(program_of_[i])]);
-        break;
+      case PlannedStep::Kind::op: run_ops(step, program_of(i)); break;
       case PlannedStep::Kind::send: run_send(step); break;
       case PlannedStep::Kind::optimizer: run_optimizer(step); break;
     }

@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "exec/plan/woven_steps.h"
 #include "exec/run/exchange_lane.h"
 #include "exec/run/worker.h"
 #include "exec/transport/all_reduce.h"
@@ -57,7 +56,6 @@ class HostWorker final : public Worker {
   void count_held(std::size_t step);
   void collective_loop();
   void run_collective(const PlannedCollective& collective, AllReduceGroup& group);
-  void make_programs();
   void make_groups();
   template <typename MakeGroup>
   void make_expert_groups(const MakeGroup& make_group);
@@ -67,8 +65,6 @@ class HostWorker final : public Worker {
   std::unique_ptr<ExpertExchange> experts_;  // null without expert parallelism
   // Of woven blocks, if there are any, used by the communication lane.
   std::unique_ptr<ExpertExchange> woven_experts_;
-  std::vector<std::vector<WovenStep>> programs_;
-  std::vector<int> program_of_;            // by step, of programs_; kNone: not woven
   AllReduceGroup* expert_data_ = nullptr;  // the ranks with the same experts; null without experts
   std::vector<std::unique_ptr<AllReduceGroup>> groups_;
   std::vector<AllReduceGroup*> group_of_;  // by RankPlan::collectives

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include "exec/run/device_worker.h"
@@ -32,6 +33,27 @@ Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& servic
     blocks.keys_values.resize(to_size(plan.schedule().max_slices()));
     blocks.gradients.resize(blocks.keys_values.size());
   }
+  make_programs();
+}
+
+void Worker::make_programs() {
+  program_of_.assign(rank_.steps.size(), kNone);
+  std::map<std::array<int, 4>, int> known;  // by stages and kinds of both ops
+  for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
+    const PlannedStep& step = rank_.steps[i];
+    if (!step.woven) continue;
+    const auto& [first, second] = step.ops;
+    const auto block_op = [&](const OpPlan& op) { return BlockOp{op.op.op, plan_.contents()[op.op.stage]}; };
+    const auto [found, added] = known.try_emplace(
+        {first.op.stage, static_cast<int>(first.op.op), second.op.stage, static_cast<int>(second.op.op)},
+        static_cast<int>(programs_.size()));
+    if (added) programs_.push_back(woven_steps(plan_.spec().weave, {block_op(first), block_op(second)}));
+    program_of_[i] = found->second;
+  }
+}
+
+std::span<const WovenStep> Worker::program_of(std::size_t step) const {
+  return program_of_[step] == kNone ? std::span<const WovenStep>() : programs_[to_size(program_of_[step])];
 }
 
 const Stage& Worker::stage_of(int chunk) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "exec/plan/run_plan.h"
+#include "exec/plan/woven_steps.h"
 #include "exec/run/faults.h"
 #include "exec/run/token_source.h"
 #include "exec/transport/device_transport.h"
@@ -149,6 +150,8 @@ class Worker {
   bool counts_in_norm(int chunk) const;
   // Returns the chunk whose word embedding takes part in the reduction of a tied embedding.
   int embedding_chunk() const;
+  // Returns the parts of a woven block, by the index of its step in the plan; nothing for other steps.
+  std::span<const WovenStep> program_of(std::size_t step) const;
   // Sums the losses of units by batch.
   void add_up_losses();
 
@@ -174,13 +177,17 @@ class Worker {
   std::vector<std::int64_t> ends_;
   std::vector<VertexPart> parts_;
   WorkerTimes times_;
+  std::vector<std::vector<WovenStep>> programs_;  // of the woven blocks that differ
 
  private:
+  void make_programs();
+
   struct SliceBlocks {
     std::vector<std::byte*> keys_values;  // of the slices of one microbatch
     std::vector<std::byte*> gradients;
   };
   std::array<SliceBlocks, 2> slices_;  // by place
+  std::vector<int> program_of_;        // by step, of programs_; kNone: not woven
 };
 
 // Creates a worker on the CPU, or on services.device for a plan for devices. Throws std::bad_alloc or DoesNotFit if

@@ -73,6 +73,30 @@ TEST(DeviceCommands, ResumesBetweenCpuAndDevices) {
   EXPECT_EQ(emulated("run" + kTiny + kDevices + "--steps 1 --resume " + file).exit_code, 0);
 }
 
+const std::string kTinyExperts =
+    " --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 --position-embedding-type rope "
+    "--disable-bias-linear --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 24 --moe-layer-freq 1 --mbs 1 "
+    "--seq-length 24 --microbatches 4 --pp 2 --dp 2 --ep 2 --schedule dualpipe ";
+
+TEST(DeviceCommands, ExpertsTrainAndResumeBetweenCpuAndDevices) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("a.safetensors");
+  const std::string devices = " --backend cuda --devices green:4 ";
+  const json whole = emulated_json("run" + kTinyExperts + devices + "--steps 4");
+  const json on_cpu = json::parse(test::run_sluice(words("run" + kTinyExperts + "--steps 4 --json")).out);
+  ASSERT_EQ(emulated("run" + kTinyExperts + devices + "--steps 2 --checkpoint " + file).exit_code, 0);
+  const json resumed = emulated_json("run" + kTinyExperts + devices + "--steps 2 --resume " + file);
+  const CommandResult cpu = test::run_sluice(words("run" + kTinyExperts + "--steps 2 --json --resume " + file));
+  ASSERT_EQ(cpu.exit_code, 0) << cpu.err;
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(losses(whole)[i], losses(on_cpu)[i], 0.02);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(losses(resumed)[i], losses(whole)[i + 2]);
+    EXPECT_NEAR(losses(json::parse(cpu.out))[i], losses(whole)[i + 2], 0.02);
+  }
+  ASSERT_EQ(test::run_sluice(words("run" + kTinyExperts + "--steps 1 --checkpoint " + file)).exit_code, 0);
+  EXPECT_EQ(emulated("run" + kTinyExperts + devices + "--steps 1 --resume " + file).exit_code, 0);
+}
+
 // Times of emulated devices are meaningless; this checks that the commands work together.
 TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
   const TemporaryFolder folder;

@@ -79,7 +79,7 @@ int profile_command(const ProfileOptions& options) {
     const RunPlan* const plans[] = {&plan};
     const ProfilingSpec spec = profiling_spec(plans, options.profiling, place);
     if (place.first()) options.flags->print_ignored("profile");
-    place.open(plan.layout());
+    place.open(plan);
     const Profile profile = measured_profile(spec, plan.layout(), place);
     if (!place.first()) return kDone;
     if (!options.output.empty()) write_file_whole(options.output, to_json_text(profile));

@@ -334,7 +334,7 @@ int run_command(const RunOptions& options) {
                        options.flags->schedule(scenario, batches_per_run(options)));
     const TokenSource tokens = options.flags->tokens(plan);
     if (place.first()) options.flags->print_ignored("run");
-    place.open(plan.layout());
+    place.open(plan);
     RecorderFolder recorders(options.recorders, place);
     TrainingOptions training = training_options(options, plan, recorders);
     training.devices = &place.devices();

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <span>
+#include <string_view>
 
 #include "exec/transport/nccl_functions.h"
 #include "kernels/device_kernels.h"
@@ -127,13 +129,21 @@ const char* RunPlace::transport_name() const {
   return processes() ? "nccl" : "inprocess";
 }
 
-void RunPlace::open(const RunLayout& layout) {
+void RunPlace::open(const RunPlan& plan) {
+  const RunLayout& layout = plan.layout();
   const int started = mpi_ != nullptr ? mpi_->size() : launched_.size;
   if (processes() && started != layout.size()) {
     throw InputError(fmt::format("{} pipeline x {} data x {} tensor ranks need {} processes, but {} were started",
                                  layout.pipeline, layout.data, layout.tensor, layout.size(), started));
   }
   if (kernels_ == nullptr) return;
+  const char* const loading = std::getenv("CUDA_MODULE_LOADING");
+  if (processes() && plan.has_experts() && (loading == nullptr || std::string_view(loading) != "EAGER")) {
+    throw InputError(
+        fmt::format("{}: experts on the GPUs of several processes need CUDA_MODULE_LOADING=EAGER in the environment: a "
+                    "kernel that is loaded during a run may wait for a message that waits for it",
+                    plan.spec().model.name));
+  }
   open_devices(layout);
   if (processes()) connect_processes();
 }

@@ -7,6 +7,7 @@
 
 #include "exec/device/provider.h"
 #include "exec/plan/layout.h"
+#include "exec/plan/run_plan.h"
 #include "exec/run/run_devices.h"
 #include "exec/transport/launcher.h"
 #include "exec/transport/nccl.h"
@@ -46,8 +47,9 @@ class RunPlace {
   const DeviceKernels* kernels() const { return kernels_; }
 
   // Opens the devices and connects the processes. Must be called once, by all processes, before the functions below.
-  // Throws InputError unless the number of processes, or devices, equals the number of workers; DeviceError.
-  void open(const RunLayout& layout);
+  // Throws InputError unless the number of processes, or devices, equals the number of workers, and for experts on GPUs
+  // of several processes unless CUDA loads kernels eagerly (decision 0021); DeviceError.
+  void open(const RunPlan& plan);
   // Null if workers are threads.
   Transport* transport() const;
   const RunDevices& devices() const { return devices_; }

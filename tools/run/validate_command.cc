@@ -201,7 +201,7 @@ int validate_command(const ValidateOptions& options) {
     const std::deque<Case> cases = cases_of(options, place);
     const RunPlan& plan = cases.front().plan;
     if (place.first()) options.flags->print_ignored("validate");
-    place.open(plan.layout());
+    place.open(plan);
     std::optional<CostTable> table = table_from_files(options, plan);
     // Reports errors in files before anything runs.
     for (const Case& each : cases) {

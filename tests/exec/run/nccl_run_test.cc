@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "exec/device/provider.h"
@@ -151,6 +152,22 @@ TEST_F(NcclRun, DataAndTensorParallelProcessesMatchThreads) {
   spec.overlap_grad_reduce = true;
   spec.tensor_parallel = 2;
   expect_same_as_threads(spec, schedule_of("seq1f1b", 2));
+}
+
+// Tokens of experts within replicas, across them, and in woven blocks.
+TEST_F(NcclRun, ProcessesWithExpertsMatchThreads) {
+  for (const auto& [name, data, tensor, expert] :
+       {std::tuple("1f1b", 2, 1, 2), {"dualpipe", 2, 1, 2}, {"zb-h1", 2, 2, 4}}) {
+    SCOPED_TRACE(name);
+    const Schedule schedule = schedule_of(name, 2, 8);
+    RunSpec spec = spec_of(schedule.num_stages());
+    spec.model = test::small_expert_gpt(schedule.num_stages());
+    spec.data_parallel = data;
+    spec.tensor_parallel = tensor;
+    spec.expert_parallel = expert;
+    spec.clip_gradients = 1;
+    expect_same_as_threads(spec, schedule);
+  }
 }
 
 // NCCL enqueues a message only while its state is polled, and the queue of a stream is limited: a rank that enqueues a
