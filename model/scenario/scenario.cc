@@ -91,7 +91,7 @@ class Reading {
     if (model.json().is_string()) {
       scenario_.model = read_model_file(model);
     } else {
-      scenario_.model = transformer_from_json(model);
+      scenario_.model = model.has("model_type") ? transformer_from_hf(model) : transformer_from_json(model);
       if (!model.has("name")) {
         scenario_.model->name = fmt::format("{} layers of {}", scenario_.model->layers, scenario_.model->hidden);
       }

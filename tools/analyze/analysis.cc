@@ -4,15 +4,26 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 #include <vector>
 
+#include "model/errors.h"
+#include "model/input/files.h"
 #include "model/to_size.h"
+#include "traces/measured/estimated_transfers.h"
+#include "traces/measured/read_measured.h"
+#include "traces/measured/worker_clocks.h"
+#include "traces/read/trace_read.h"
 
 namespace sluice::tools {
 namespace {
+
+// Above this difference between replayed and measured steps, a note warns.
+constexpr double kMostReplayError = 0.01;
 
 double gpu_hours_per_day(const Analysis& analysis, double saved_seconds) {
   return 24.0 * analysis.gpus * saved_seconds / analysis.what_if.measured;
@@ -201,6 +212,43 @@ nlohmann::ordered_json analysis_document(const Analysis& analysis) {
     causes.push_back(std::move(each));
   }
   return out;
+}
+
+Analysis analyze(const AnalysisRequest& request) {
+  std::optional<NameMap> names;
+  if (!request.names.empty()) names.emplace(read_file(request.names), request.names);
+  Analysis analysis;
+  MeasuredRun read = read_measured_run(trace_files(request.timeline), {.names = names ? &*names : nullptr});
+  if (!request.all_steps) drop_warm_up(read);
+  align_worker_clocks(read);
+  analysis.run = with_estimated_transfers(std::move(read));
+  MeasuredRun& run = analysis.run;
+  drop_steps_without_graph(run, request.timeline);
+  if (request.layers && *request.layers < run.stages()) {
+    throw InputError(
+        fmt::format("--layers {}: expected at least one for each of {} stages", *request.layers, run.stages()));
+  }
+  analysis.gpus = request.gpus.value_or(run.workers());
+  analysis.schedule = recognise(run);
+  // The published rules describe 1F1B and its interleaved variant; other schedules may contradict them.
+  try {
+    analysis.published = slowdown_of(run, step_graphs(run, ReceiveRule::published));
+  } catch (const InputError& error) {
+    run.notes.push_back(
+        fmt::format("no slowdown by the published rules, which do not describe this run: {}", error.what()));
+  }
+  analysis.graphs = step_graphs(run, ReceiveRule::observed);
+  analysis.observed = slowdown_of(run, analysis.graphs);
+  analysis.what_if = causes_of_slowness(run, analysis.graphs, request.layers);
+  const double error = analysis.what_if.replayed / analysis.what_if.measured - 1;
+  if (std::abs(error) > kMostReplayError) {
+    run.notes.push_back(
+        fmt::format("replayed steps differ by {:+.1f} % from the measured ones: the timeline waits for other reasons "
+                    "than the replay, "
+                    "and causes and what-ifs are as uncertain",
+                    100 * error));
+  }
+  return analysis;
 }
 
 }  // namespace sluice::tools

@@ -23,6 +23,18 @@ struct Analysis {
   int gpus = 0;  // whose time a slow step wastes
 };
 
+// Measured steps to analyze.
+struct AnalysisRequest {
+  std::string timeline;       // a file, a folder, or files separated by commas
+  std::string names;          // file with the names of the ops; empty: those of ByteDance's timelines
+  bool all_steps = false;     // keep the first step also if it was a warm-up
+  std::optional<int> gpus;    // of the job; by default the recorded workers
+  std::optional<int> layers;  // of the model, for Counterfactuals::lighter_last
+};
+
+// Reads and analyzes measured steps. Throws InputError.
+Analysis analyze(const AnalysisRequest& request);
+
 std::string analysis_text(const Analysis& analysis, std::size_t top);
 nlohmann::ordered_json analysis_document(const Analysis& analysis);
 

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <cmath>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -20,9 +19,6 @@
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "tools/simulate/simulation_report.h"
-#include "traces/measured/estimated_transfers.h"
-#include "traces/measured/read_measured.h"
-#include "traces/measured/worker_clocks.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::tools {
@@ -40,9 +36,6 @@ struct AnalyzeOptions {
   std::optional<int> gpus;
   std::optional<int> layers;
 };
-
-// Above this difference between replayed and measured steps, a note warns.
-constexpr double kMostReplayError = 0.01;
 
 // Whether a file is a log: it begins neither as JSON of events nor as an archive. Lines of logs may begin with '['.
 bool is_log(const std::vector<std::string>& files) {
@@ -74,45 +67,17 @@ int analyze_log(const std::string& path, const AnalyzeOptions& options) {
 }
 
 int analyze_command(const AnalyzeOptions& options) {
-  std::optional<NameMap> names;
-  if (!options.names.empty()) names.emplace(read_file(options.names), options.names);
   if (!options.pictures.any() && (options.pictures.step || options.pictures.replica)) {
     throw InputError(
         fmt::format("{} needs --report, --svg or --trace", options.pictures.step ? "--step" : "--replica"));
   }
   const std::vector<std::string> files = trace_files(options.timeline);
   if (is_log(files)) return analyze_log(files[0], options);
-  Analysis analysis;
-  MeasuredRun read = read_measured_run(files, {.names = names ? &*names : nullptr});
-  if (!options.all_steps) drop_warm_up(read);
-  align_worker_clocks(read);
-  analysis.run = with_estimated_transfers(std::move(read));
-  MeasuredRun& run = analysis.run;
-  drop_steps_without_graph(run, options.timeline);
-  if (options.layers && *options.layers < run.stages()) {
-    throw InputError(
-        fmt::format("--layers {}: expected at least one for each of {} stages", *options.layers, run.stages()));
-  }
-  analysis.gpus = options.gpus.value_or(run.workers());
-  analysis.schedule = recognise(run);
-  // The published rules describe 1F1B and its interleaved variant; other schedules may contradict them.
-  try {
-    analysis.published = slowdown_of(run, step_graphs(run, ReceiveRule::published));
-  } catch (const InputError& error) {
-    run.notes.push_back(
-        fmt::format("no slowdown by the published rules, which do not describe this run: {}", error.what()));
-  }
-  analysis.graphs = step_graphs(run, ReceiveRule::observed);
-  analysis.observed = slowdown_of(run, analysis.graphs);
-  analysis.what_if = causes_of_slowness(run, analysis.graphs, options.layers);
-  const double error = analysis.what_if.replayed / analysis.what_if.measured - 1;
-  if (std::abs(error) > kMostReplayError) {
-    run.notes.push_back(
-        fmt::format("replayed steps differ by {:+.1f} % from the measured ones: the timeline waits for other reasons "
-                    "than the replay, "
-                    "and causes and what-ifs are as uncertain",
-                    100 * error));
-  }
+  Analysis analysis = analyze({.timeline = options.timeline,
+                               .names = options.names,
+                               .all_steps = options.all_steps,
+                               .gpus = options.gpus,
+                               .layers = options.layers});
   if (!options.heat_maps.empty()) write_file_whole(options.heat_maps, heat_maps(analysis));
   if (!options.scenario.empty() && analysis.schedule.family.empty()) {
     print_message("--scenario: the schedule is none of the families; the scenario has 1f1b");
@@ -120,7 +85,7 @@ int analyze_command(const AnalyzeOptions& options) {
   if (!options.scenario.empty()) write_file_whole(options.scenario, measured_scenario(analysis).dump(2) + "\n");
   if (options.pictures.any()) {
     const std::string note = write_step_pictures(options.pictures, analysis);
-    if (!note.empty()) run.notes.push_back(note);
+    if (!note.empty()) analysis.run.notes.push_back(note);
   }
   if (options.json) {
     fmt::print("{}\n", analysis_document(analysis).dump(2));

@@ -19,7 +19,6 @@
 #include "sim/calibration/kernel_fit.h"
 #include "sim/calibration/link_fit.h"
 #include "sim/calibration/measured_table.h"
-#include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/scenario_flags.h"
 
@@ -71,11 +70,11 @@ class FitReport {
 
   bool empty() const { return rows_.empty(); }
 
-  void print() const {
+  std::string text() const {
     if (json_) {
-      fmt::print("{}\n", OrderedJson{{"schema", "sluice.calibrated/1"}, {"fits", rows_}}.dump(2));
+      return OrderedJson{{"schema", "sluice.calibrated/1"}, {"fits", rows_}}.dump(2) + "\n";
     } else {
-      fmt::print("{:<16} {:<20} {}\n{}", "", "", kErrorsHeader, text_);
+      return fmt::format("{:<16} {:<20} {}\n{}", "", "", kErrorsHeader, text_);
     }
   }
 
@@ -149,8 +148,8 @@ MeasuredTables read_tables(const CatalogueRequest& request, const nlohmann::json
   return out;
 }
 
-void print_constants_json(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,
-                          const ConstantsFit& found) {
+std::string constants_json(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,
+                           const ConstantsFit& found) {
   OrderedJson out = {{"schema", "sluice.calibrated/1"}};
   for (std::size_t i = 0; i < request.constants.size(); ++i) {
     out["constants"].push_back({{"name", request.constants[i]},
@@ -162,20 +161,22 @@ void print_constants_json(const CatalogueRequest& request, const std::vector<Mea
                              {"in_sample", errors_json(found.in_sample[t])},
                              {"held_out", errors_json(found.held_out[t])}});
   }
-  fmt::print("{}\n", out.dump(2));
+  return out.dump(2) + "\n";
 }
 
-void print_constants(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,
-                     const ConstantsFit& found) {
-  fmt::print("{:<46} {:>10}  {} folds\n", "constant", "value", request.folds);
+std::string constants_text(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,
+                           const ConstantsFit& found) {
+  std::string out = fmt::format("{:<46} {:>10}  {} folds\n", "constant", "value", request.folds);
   for (std::size_t i = 0; i < request.constants.size(); ++i) {
-    fmt::print("{:<46} {:>10.4g}  ±{:.1f} %\n", request.constants[i], found.fit.constants[i],
-               100 * std::expm1(found.fit.deviations[i]));
+    fmt::format_to(std::back_inserter(out), "{:<46} {:>10.4g}  ±{:.1f} %\n", request.constants[i],
+                   found.fit.constants[i], 100 * std::expm1(found.fit.deviations[i]));
   }
-  fmt::print("\n{:<34} {}\n", "table", kErrorsHeader);
+  fmt::format_to(std::back_inserter(out), "\n{:<34} {}\n", "table", kErrorsHeader);
   for (std::size_t t = 0; t < tables.size(); ++t) {
-    fmt::print("{:<34} {}\n", tables[t].name, errors_text(found.in_sample[t], found.held_out[t]));
+    fmt::format_to(std::back_inserter(out), "{:<34} {}\n", tables[t].name,
+                   errors_text(found.in_sample[t], found.held_out[t]));
   }
+  return out;
 }
 
 }  // namespace
@@ -210,7 +211,7 @@ bool is_kernel_times(const std::string& table) {
   return table.ends_with(".json") && measured_file(table).scenario.empty();
 }
 
-int calibrate_kernels_and_links(const CatalogueRequest& request) {
+std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   constexpr const char* kCommand = "sluice calibrate";
   if (!request.constants.empty()) {
     throw InputError(
@@ -261,8 +262,7 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
     throw InputError(fmt::format("{}: nothing to fit: expected at least {} rows of a GPU or link of the catalogue",
                                  fmt::join(request.tables, ", "), kFewestRows));
   }
-  report.print();
-  return kDone;
+  return report.text();
 }
 
 std::vector<std::string> constant_names() {
@@ -271,7 +271,8 @@ std::vector<std::string> constant_names() {
   return names;
 }
 
-int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder) {
+std::string calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base,
+                                const std::string& folder) {
   std::vector<Constant> constants;
   for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(request.tables)));
   const MeasuredTables measured = read_tables(request, base, folder);
@@ -293,8 +294,7 @@ int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& b
     if (!files.node.empty()) write_file_whole(request.output + ".node.json", files.node);
     if (!files.software.empty()) write_file_whole(request.output + ".software.json", files.software);
   }
-  (request.json ? print_constants_json : print_constants)(request, tables, found);
-  return kDone;
+  return (request.json ? constants_json : constants_text)(request, tables, found);
 }
 
 }  // namespace sluice::tools

@@ -34,20 +34,21 @@ struct CatalogueRequest {
 // Returns whether the table holds timed kernels or collectives, whose columns determine the constants to fit.
 bool measures_kernels_or_links(const std::string& table);
 
-// Fits constants of GPUs and links to timed kernels and collectives, prints them with their errors, and writes the
-// catalogue's files into the output folder. Returns the exit code. Throws InputError.
-int calibrate_kernels_and_links(const CatalogueRequest& request);
+// Fits constants of GPUs and links to timed kernels and collectives, and writes the catalogue's files into the output
+// folder. Returns the constants with their errors as text or JSON. Throws InputError.
+std::string calibrate_kernels_and_links(const CatalogueRequest& request);
 
 // Returns the names of the constants that can be fitted to measured iterations.
 std::vector<std::string> constant_names();
 
 // Fits `constants` to measured iterations. `base` is the scenario of tables without one of their own, with paths
-// relative to `folder`. Returns the exit code. Throws InputError.
-int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder);
+// relative to `folder`. Returns them with their errors as text or JSON. Throws InputError.
+std::string calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder);
 
 // Whether the file contains kernel times, by its name: JSON without a scenario of its own.
 bool is_kernel_times(const std::string& table);
-// Checks kernel times and joins those of several files to one for --kernel-times.
-int calibrate_kernel_times(const CatalogueRequest& request);
+// Checks kernel times and joins those of several files to one for --kernel-times. Returns their errors as text, or the
+// times as JSON.
+std::string calibrate_kernel_times(const CatalogueRequest& request);
 
 }  // namespace sluice::tools

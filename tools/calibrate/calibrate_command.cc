@@ -1,14 +1,10 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "model/errors.h"
+#include "tools/calibrate/calibrate.h"
 #include "tools/calibrate/calibrate_catalogue.h"
-#include "tools/calibrate/calibrate_correction.h"
 #include "tools/command/command.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
@@ -23,49 +19,15 @@ struct CalibrateOptions {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-// Throws InputError for a column to ignore that no table has.
-void check_ignored(const CatalogueRequest& request) {
-  std::vector<CsvTable> tables;
-  for (const std::string& text : request.tables) {
-    const std::string path = measured_file(text).path;
-    if (!request.ignored.empty() && path.ends_with(".csv")) tables.push_back(read_csv(path));
-  }
-  for (const std::string& column : request.ignored) {
-    if (std::any_of(tables.begin(), tables.end(), [&](const CsvTable& table) { return table.has(column); })) continue;
-    throw InputError(fmt::format("--ignore-columns: no table has a column '{}'", column));
-  }
-}
-
 int calibrate_command(const CalibrateOptions& options) {
-  check_ignored(options.request);
-  if (is_kernel_times(options.request.tables.front())) {
-    if (!options.scenario.empty() || !options.flags->document("").empty()) {
-      throw InputError("calibrate: --scenario and the flags of a scenario have no effect on kernel times");
-    }
-    return calibrate_kernel_times(options.request);
-  }
-  if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
-  const std::string folder = ScenarioFlags::folder_of(options.scenario);
   const nlohmann::json base = options.flags->document(options.scenario);
-  std::function<nlohmann::json(const std::string&)> scenario_of_log;
-  const bool has_model =
-      base.contains("model") && (base.at("model").is_string() || base.at("model").contains("num_layers"));
-  if (options.scenario.empty() && !has_model) {
-    scenario_of_log = [&](const std::string& log) { return options.flags->document(log); };
-  }
-  const auto has_own = [](const std::string& text) { return !measured_file(text).scenario.empty(); };
-  if (!base.empty() && std::all_of(options.request.tables.begin(), options.request.tables.end(), has_own)) {
-    throw InputError(
-        "calibrate: --scenario and the flags of a scenario have no effect: each file has its own (FILE=...)");
-  }
-  if (!options.request.constants.empty()) return calibrate_constants(options.request, base, folder);
-  return calibrate_correction({.measured = options.request.tables,
-                               .ignored = options.request.ignored,
-                               .skip = options.skip,
-                               .scenario_of_log = scenario_of_log,
-                               .output = options.request.output,
-                               .json = options.request.json},
-                              base, folder);
+  const std::string text =
+      calibrate(options.request,
+                {.base = base, .file = options.scenario, .skip = options.skip, .of_log = [&](const std::string& log) {
+                   return options.flags->document(log);
+                 }});
+  fmt::print("{}", text);
+  return kDone;
 }
 
 }  // namespace

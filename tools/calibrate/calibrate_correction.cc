@@ -19,7 +19,6 @@
 #include "sim/calibration/megatron_log.h"
 #include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
-#include "tools/command/command.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/text/quantity_text.h"
 
@@ -84,27 +83,31 @@ std::string error_text(const std::vector<double>& left_out, const Correction& co
 // "+0.51 %"; never "-0.00 %".
 std::string error_text(double error) { return fmt::format("{:+.2f} %", std::round(1e4 * error) / 100 + 0.0); }
 
-void print_correction(const std::vector<Measurement>& rows, const Correction& correction,
-                      const std::vector<double>& left_out, const std::string& output) {
-  fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "held out");
+std::string correction_text(const std::vector<Measurement>& rows, const Correction& correction,
+                            const std::vector<double>& left_out, const std::string& output) {
+  std::string out;
+  const auto to = std::back_inserter(out);
+  fmt::format_to(to, "{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "held out");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& [predicted, measured] = rows[i].times;
-    fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}  {}: {}\n", time_text(from_seconds(measured, rows[i].place)),
-               time_text(from_seconds(predicted, rows[i].place)), error_text(predicted / measured - 1),
-               error_text(correction.at(predicted).seconds / measured - 1),
-               left_out.empty() ? "-" : error_text(left_out[i]), rows[i].place, rows[i].setting);
+    fmt::format_to(to, "{:>10}  {:>10}  {:>8}  {:>8}  {:>8}  {}: {}\n",
+                   time_text(from_seconds(measured, rows[i].place)), time_text(from_seconds(predicted, rows[i].place)),
+                   error_text(predicted / measured - 1), error_text(correction.at(predicted).seconds / measured - 1),
+                   left_out.empty() ? "-" : error_text(left_out[i]), rows[i].place, rows[i].setting);
   }
-  fmt::print("\niteration = {:.4f} x predicted {} {}\n", correction.scale, correction.fixed_s < 0 ? "-" : "+",
-             time_text(from_seconds(std::abs(correction.fixed_s), "fixed time")));
+  fmt::format_to(to, "\niteration = {:.4f} x predicted {} {}\n", correction.scale, correction.fixed_s < 0 ? "-" : "+",
+                 time_text(from_seconds(std::abs(correction.fixed_s), "fixed time")));
   if (correction.fixed_s < 0) {
-    fmt::print(
+    fmt::format_to(
+        to,
         "The fixed time is negative: predictions have too much time that does not grow with the number of "
         "microbatches (bubble, gradient reduction, optimizer step). Below {} predicted, the shortest measurement, "
         "it decreases in proportion to the prediction.\n",
         time_text(from_seconds(correction.shortest_s, "prediction")));
   }
-  fmt::print("{}", error_text(left_out, correction));
-  if (!output.empty()) fmt::print("sluice simulate ... --calibration {}\n", output);
+  out += error_text(left_out, correction);
+  if (!output.empty()) fmt::format_to(to, "sluice simulate ... --calibration {}\n", output);
+  return out;
 }
 
 // Fits the correction. Throws InputError if it is so far from 1 that a file with it is invalid.
@@ -129,7 +132,8 @@ Correction fitted(const std::vector<Measurement>& rows, std::span<const Predicte
 
 }  // namespace
 
-int calibrate_correction(const CorrectionRequest& request, const nlohmann::json& base, const std::string& folder) {
+std::string calibrate_correction(const CorrectionRequest& request, const nlohmann::json& base,
+                                 const std::string& folder) {
   std::vector<Measurement> rows;
   for (const std::string& text : request.measured) {
     const MeasuredFile file = measured_file(text);
@@ -156,10 +160,7 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
   const Correction correction = fitted(rows, times);
   const std::vector<double> left_out = left_out_errors(times);
   if (!request.output.empty()) write_file_whole(request.output, to_json_text(correction));
-  if (!request.json) {
-    print_correction(rows, correction, left_out, request.output);
-    return kDone;
-  }
+  if (!request.json) return correction_text(rows, correction, left_out, request.output);
   nlohmann::ordered_json out = nlohmann::ordered_json::parse(to_json_text(correction));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     nlohmann::ordered_json row = {{"row", rows[i].place},
@@ -169,8 +170,7 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
     if (!left_out.empty()) row["left_out_error"] = left_out[i];
     out["rows"].push_back(std::move(row));
   }
-  fmt::print("{}\n", out.dump(2));
-  return kDone;
+  return out.dump(2) + "\n";
 }
 
 }  // namespace sluice::tools

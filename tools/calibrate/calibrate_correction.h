@@ -19,9 +19,9 @@ struct CorrectionRequest {
   bool json = false;
 };
 
-// Fits a scale and a fixed time of predictions to measured iterations, and prints them with their uncertainty. `base`
-// is the scenario of files without one of their own, with paths relative to `folder`. Returns the exit code. Throws
-// InputError.
-int calibrate_correction(const CorrectionRequest& request, const nlohmann::json& base, const std::string& folder);
+// Fits a scale and a fixed time of predictions to measured iterations. `base` is the scenario of files without one of
+// their own, with paths relative to `folder`. Returns them with their uncertainty as text or JSON. Throws InputError.
+std::string calibrate_correction(const CorrectionRequest& request, const nlohmann::json& base,
+                                 const std::string& folder);
 
 }  // namespace sluice::tools

@@ -10,7 +10,6 @@
 #include "model/input/files.h"
 #include "sim/calibration/log_fit.h"
 #include "tools/calibrate/calibrate_catalogue.h"
-#include "tools/command/command.h"
 
 namespace sluice::tools {
 namespace {
@@ -41,7 +40,7 @@ struct Compared {
 
 }  // namespace
 
-int calibrate_kernel_times(const CatalogueRequest& request) {
+std::string calibrate_kernel_times(const CatalogueRequest& request) {
   if (!request.constants.empty()) throw InputError("calibrate: --constants needs measured iterations");
   if (!request.ignored.empty()) throw InputError("calibrate: --ignore-columns needs measured iterations");
   const std::string& first = request.tables.front();
@@ -50,28 +49,29 @@ int calibrate_kernel_times(const CatalogueRequest& request) {
     merge(all, read_kernel_times(request.tables[i]), request.tables[i], first);
   }
   if (!request.output.empty()) write_file_whole(request.output, to_json_text(all));
-  if (request.json) {
-    fmt::print("{}", to_json_text(all));
-    return kDone;
-  }
+  if (request.json) return to_json_text(all);
   std::map<std::string, Compared> classes;
   for (const auto& [shape, time] : all.times) {
     Compared& of = classes[class_of(shape)];
     of.measured.push_back(time.seconds);
     if (time.predicted_s > 0) of.predicted.push_back(time.predicted_s);
   }
-  fmt::print("{}, {} ({})\n\n{:<34} {:>7}  error of the prediction: mean   median    worst\n", all.gpu, all.library,
-             all.device, "", "kernels");
+  std::string out;
+  fmt::format_to(std::back_inserter(out),
+                 "{}, {} ({})\n\n{:<34} {:>7}  error of the prediction: mean   median    worst\n", all.gpu, all.library,
+                 all.device, "", "kernels");
   for (const auto& [name, of] : classes) {
-    fmt::print("{:<34} {:>7}", name, of.measured.size());
+    fmt::format_to(std::back_inserter(out), "{:<34} {:>7}", name, of.measured.size());
     if (of.predicted.size() == of.measured.size()) {
       const FitErrors errors = fit_errors(of.predicted, of.measured);
-      fmt::print("  {:>27.1f} %  {:>5.1f} %  {:>5.1f} %", 100 * errors.mean, 100 * errors.median, 100 * errors.worst);
+      fmt::format_to(std::back_inserter(out), "  {:>27.1f} %  {:>5.1f} %  {:>5.1f} %", 100 * errors.mean,
+                     100 * errors.median, 100 * errors.worst);
     }
-    fmt::print("\n");
+    out += '\n';
   }
-  if (!request.output.empty()) fmt::print("\nsluice simulate SCENARIO --kernel-times {}\n", request.output);
-  return kDone;
+  if (!request.output.empty())
+    fmt::format_to(std::back_inserter(out), "\nsluice simulate SCENARIO --kernel-times {}\n", request.output);
+  return out;
 }
 
 }  // namespace sluice::tools

@@ -296,15 +296,20 @@ void ScenarioFlags::add_slow(CLI::App& command) {
 
 ScenarioFlags::~ScenarioFlags() = default;
 
-// Checks the document of a file and flags if the file is that of another framework. Without a number of GPUs, all GPUs
-// of the cluster are used, as the launcher of the framework does.
+// Checks the document of a file and flags if the file is that of another framework.
 void ScenarioFlags::complete_import(nlohmann::json& document, const std::string& file) const {
   if (!is_imported(file)) return;
   check_complete(document, file, imported(file));
+  if (!values_->sets_gpus) return;
+  complete_gpus(document, file, [&](const Json& cluster) { return read(cluster, file); });
+}
+
+void ScenarioFlags::complete_gpus(nlohmann::json& document, const std::string& file,
+                                  const std::function<Scenario(const nlohmann::json&)>& read) {
   Json& parallelism = document["parallelism"];
-  if (!values_->sets_gpus || parallelism.contains("gpus") || parallelism.contains("dp")) return;
+  if (parallelism.contains("gpus") || parallelism.contains("dp")) return;
   const Json cluster = document.contains("cluster") ? Json{{"cluster", document.at("cluster")}} : Json::object();
-  const Scenario scenario = read(cluster, file);
+  const Scenario scenario = read(cluster);
   if (!scenario.cluster || !scenario.cluster->nodes_specified) {
     throw InputError(fmt::format(
         "{}: the number of GPUs is not known, which the launcher sets: specify --gpus, --dp, or --cluster and --nodes",

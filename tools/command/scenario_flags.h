@@ -53,6 +53,10 @@ class ScenarioFlags {
   // Calls `work` and changes the message of its InputError in this way.
   int naming_flags(const std::string& file, const std::function<int()>& work) const;
 
+  // Sets the number of GPUs of an imported document that has neither it nor a number of replicas to all GPUs of the
+  // cluster, as the launcher of the framework does. `read` reads a scenario with only the cluster. Throws InputError.
+  static void complete_gpus(nlohmann::json& document, const std::string& file,
+                            const std::function<Scenario(const nlohmann::json&)>& read);
   // Throws InputError if a key of the file is invalid, also one that a command ignores or replaces. Because flags may
   // contradict such keys, the file is read alone, with the model of `document` if it has none.
   static void check_file(const std::string& file, const nlohmann::json& document);

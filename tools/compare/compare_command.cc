@@ -11,22 +11,15 @@
 #include <vector>
 
 #include "model/errors.h"
-#include "model/input/json_reader.h"
-#include "sim/engine/predict.h"
-#include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
-#include "tools/command/scenario_flags.h"
+#include "tools/compare/compared_run.h"
 #include "tools/compare/comparison_output.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/side_by_side.h"
 #include "traces/compare/comparison.h"
-#include "traces/measured/measured_rows.h"
-#include "traces/measured/primus.h"
-#include "traces/measured/read_measured.h"
-#include "traces/read/trace_read.h"
 
 namespace sluice::tools {
 namespace {
@@ -42,62 +35,22 @@ struct CompareOptions {
   std::optional<std::int64_t> step;
 };
 
-// One of the two runs.
-struct Side {
-  std::string what;  // "simulated", "a trace", ...
-  TraceRun read;
-};
-
-Side simulated_side(const std::string& path, const std::string& text) {
-  const Scenario scenario = scenario_from_json(parse_json(text, path), path, ScenarioFlags::folder_of(path));
-  const PlannedSetup planned = planned_with_progress(scenario);
-  const Prediction prediction = predict(*planned.setup, {.keep_memory = true});
-  Side side{.what = "simulated"};
-  const OpGraph& graph = planned.setup->graph();
-  side.read.run =
-      rows_of(graph, prediction.timeline, graph.has_bytes() ? prediction.memory : std::vector<RankMemory>{});
-  side.read.notes.push_back(fmt::format("{} ranks", side.read.run.num_ranks));
-  return side;
-}
-
-Side side_of(const std::string& word, const CompareOptions& options) {
-  const std::vector<std::string> files = trace_files(word);
-  if (is_primus_log(files)) return {.what = "read", .read = rows_of_step(read_primus_log(files), options.step, word)};
-  if (files.size() > 1) return {.what = "read", .read = read_trace_run(files, {.step = options.step})};
-  std::vector<std::unique_ptr<TraceSource>> sources;
-  sources.push_back(std::make_unique<TraceSource>(files[0]));
-  if (!sources[0]->is_trace()) return simulated_side(files[0], sources[0]->text());
-  if (measured_kind(sources[0]->first_name())) {
-    return {.what = "read", .read = rows_of_step(read_bytedance_timeline(*sources[0]), options.step, word)};
-  }
-  return {.what = "read", .read = read_trace_run(std::move(sources), {.step = options.step})};
-}
-
-std::string notes_of(const std::string& name, const std::string& word, const Side& side) {
+std::string notes_of(const std::string& name, const std::string& word, const ComparedRun& side) {
   std::string out = fmt::format("{}: {} {}", name, side.what, word);
   for (const std::string& note : side.read.notes) out += "; " + note;
   return out + "\n";
 }
 
 int compare_command(const CompareOptions& options) {
-  const Side first = side_of(options.first, options);
-  const Side second = side_of(options.second, options);
+  const ComparedRun first = compared_run(options.first, options.step);
+  const ComparedRun second = compared_run(options.second, options.step);
   if (options.step && first.what == "simulated" && second.what == first.what) {
     throw InputError("compare: --step selects an iteration of a trace; scenarios have one");
   }
   const RunRows& a = first.read.run;
   const RunRows& b = second.read.run;
-  ComparisonOptions how{.top = options.top, .by_kind = options.by_kind};
-  if (!options.by_kind) {
-    const std::string difference = first_difference(a, b, {.first = options.first, .second = options.second});
-    if (!difference.empty()) {
-      throw InputError(fmt::format(
-          "compare: expected two runs with the same stages, microbatches and slices: {}; --by-kind compares only kinds "
-          "of ops",
-          difference));
-    }
-  }
-  const Comparison comparison = compare(a, b, how);
+  const ComparisonOptions how{.top = options.top, .by_kind = options.by_kind};
+  const Comparison comparison = compared(a, b, how, options.first, options.second);
   if (!options.trace.empty()) {
     const std::string warning = trace_size_warning(2 * (std::ssize(a.rows) + std::ssize(b.rows)));
     print_message(warning);

@@ -29,18 +29,10 @@
 #include "tools/plan/partition_report.h"
 #include "tools/plan/plan_exchange.h"
 #include "tools/plan/plan_output.h"
+#include "tools/plan/plan_request.h"
 
 namespace sluice::tools {
 namespace {
-
-// Relative error of the predicted difference between two configurations of a model on a cluster: the median over pairs
-// of measured configurations (docs/results.md, "Plans").
-constexpr double kModelError = 0.035;
-// A shortlist is chosen among the first this many times its length.
-constexpr int kCandidates = 16;
-
-// Number of leading configurations whose partitions are searched.
-constexpr int kRefined = 10;
 
 // Scenario flags that a plan chooses itself or replaces by flags for lists.
 constexpr std::string_view kSearchedFlags[] = {"--schedule",
@@ -80,152 +72,12 @@ constexpr std::string_view kSearchedFlags[] = {"--schedule",
                                                "--slow-rank"};
 
 struct PlanOptions {
-  std::string file;
-  PlanSpace space;
-  std::vector<std::string> schedules;
-  std::string runs_on = "any";
-  std::vector<std::string> distributed_optimizer;
-  std::vector<std::string> overlap_grad_reduce;
-  std::vector<std::string> overlap_param_gather;
-  std::vector<std::string> mapping;
-  std::string slicing = "balanced";
-  bool no_sequence_parallel = false;
-  bool even_stages = false;
-  bool everything = false;
+  PlanRequest request;
   bool partition = false;
-  int top = 10;
-  int shortlist = 0;
-  double model_error = kModelError;
-  double memory_margin = -1;  // the GPU's
   bool json = false;
   std::string csv;
   std::unique_ptr<ScenarioFlags> flags;
 };
-
-// Keys of a scenario that the plan chooses or does not use.
-constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
-                                             "/parallelism/tp",
-                                             "/parallelism/cp",
-                                             "/parallelism/dp",
-                                             "/parallelism/ep",
-                                             "/parallelism/etp",
-                                             "/parallelism/vpp",
-                                             "/parallelism/layers_per_virtual_stage",
-                                             "/parallelism/stage_layers",
-                                             "/parallelism/pipeline_layout",
-                                             "/parallelism/sequence_parallel",
-                                             "/parallelism/distributed_optimizer",
-                                             "/parallelism/dp_shard",
-                                             "/parallelism/dp_replicate",
-                                             "/parallelism/recompute",
-                                             "/parallelism/recompute_layers",
-                                             "/parallelism/overlap_param_gather",
-                                             "/parallelism/pipeline_before_data",
-                                             "/batch/micro_batch",
-                                             "/batch/microbatches",
-                                             "/schedule",
-                                             "/perturbation"};
-
-// Sets what the flags leave open to the values of the scenario file, which the search of a partition uses.
-void fill_from_file(const nlohmann::json& document, PlanSpace& space) {
-  const auto fill = [&]<typename T>(const char* key, std::vector<T>& values) {
-    const nlohmann::json::json_pointer place{key};
-    if (values.empty() && document.contains(place)) values.push_back(document.at(place).get<T>());
-  };
-  fill("/parallelism/tp", space.tp);
-  fill("/parallelism/cp", space.cp);
-  fill("/parallelism/pp", space.pp);
-  fill("/parallelism/dp", space.dp);
-  fill("/parallelism/ep", space.ep);
-  fill("/parallelism/etp", space.etp);
-  fill("/parallelism/vpp", space.chunks);
-  fill("/parallelism/recompute", space.recompute);
-  fill("/parallelism/recompute_layers", space.recompute_layers);
-  fill("/parallelism/distributed_optimizer", space.distributed_optimizer);
-  fill("/parallelism/pipeline_before_data", space.pipeline_before_data);
-  fill("/batch/micro_batch", space.micro_batch);
-  if (document.contains("schedule") && document.at("schedule").is_string()) return fill("/schedule", space.families);
-  fill("/schedule/name", space.families);
-  fill("/schedule/slices", space.slices);
-}
-
-// Returns the scenario without the keys that the plan ignores. Its number of GPUs is that of `space` without --gpus.
-Scenario base_scenario(const PlanOptions& options, PlanSpace& space) {
-  nlohmann::json document = options.flags->document(options.file);
-  ScenarioFlags::check_file(options.file, document);
-  if (options.partition) {
-    ScenarioFlags::read(document, options.file);  // reports wrong values
-    fill_from_file(document, space);
-  }
-  // Which not all configurations can have.
-  if (const nlohmann::json::json_pointer gather("/parallelism/overlap_param_gather");
-      space.overlap_param_gather.empty() && document.contains(gather) && document.at(gather).is_boolean()) {
-    space.overlap_param_gather.push_back(document.at(gather));
-  }
-  if (const nlohmann::json::json_pointer gpus("/parallelism/gpus"); document.contains(gpus)) {
-    if (space.gpus == 0 && document.at(gpus).is_number_integer()) space.gpus = document.at(gpus);
-    document.at("parallelism").erase("gpus");  // of all configurations
-  }
-  const auto batch = document.find("batch");
-  if (batch != document.end() && !batch->contains("global_batch") && batch->contains("microbatches")) {
-    throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
-  }
-  for (const std::string_view key : kIgnoredKeys) {
-    const nlohmann::json::json_pointer place{std::string(key)};
-    if (document.contains(place)) document.at(place.parent_pointer()).erase(place.back());
-  }
-  Scenario scenario = ScenarioFlags::read(document, options.file);
-  if (scenario.training.zero_stage() > 1 && !options.distributed_optimizer.empty()) {
-    throw InputError(
-        fmt::format("plan: --use-distributed-optimizer excludes --zero-stage {}, which shards optimizer states too",
-                    scenario.training.zero_stage()));
-  }
-  if (scenario.cluster && space.gpus > 0) scenario.cluster->use_for(space.gpus);
-  if (scenario.model && !document.contains(nlohmann::json::json_pointer("/parallelism/recompute_modules"))) {
-    scenario.training.recompute_modules = cheap_modules(*scenario.model, scenario.training);
-  }
-  if (scenario.cluster && options.memory_margin >= 0) scenario.cluster->gpu.memory_margin = options.memory_margin;
-  return scenario;
-}
-
-std::vector<bool> yes_or_no(const std::vector<std::string>& words, const char* flag) {
-  std::vector<bool> out;
-  for (const std::string& word : words) {
-    if (word != "yes" && word != "no") throw InputError(fmt::format("{}: expected yes or no, got '{}'", flag, word));
-    out.push_back(word == "yes");
-  }
-  return out;
-}
-
-PlanSpace space_of(const PlanOptions& options) {
-  PlanSpace space = options.space;
-  for (const std::string& name : options.schedules) {
-    if (name == "auto") {
-      throw InputError("plan: --schedule auto searches one configuration: use 'sluice simulate --schedule auto'");
-    }
-    if (name == "megatron") {
-      for (const Family& family : all_families()) {
-        if (family.in_megatron_lm) space.families.emplace_back(family.name);
-      }
-    } else {
-      space.families.push_back(name);
-    }
-  }
-  space.distributed_optimizer = yes_or_no(options.distributed_optimizer, "--use-distributed-optimizer");
-  space.overlap_grad_reduce = yes_or_no(options.overlap_grad_reduce, "--overlap-grad-reduce");
-  space.overlap_param_gather = yes_or_no(options.overlap_param_gather, "--overlap-param-gather");
-  space.pipeline_before_data = yes_or_no(options.mapping, "--use-tp-pp-dp-mapping");
-  space.sequence_parallel = !options.no_sequence_parallel;
-  space.balanced_slices = options.slicing == "balanced";
-  space.uneven_outer_stages = !options.even_stages;
-  return space;
-}
-
-// Returns the framework that must run all configurations; null: any. The schedules of Megatron-LM alone are for it.
-const Framework* framework_of(const PlanOptions& options) {
-  const bool megatron = options.runs_on == "any" && options.schedules == std::vector<std::string>{"megatron"};
-  return find_framework(megatron ? "megatron" : options.runs_on);
-}
 
 // Returns this process's part of a round; work on one structure stays together.
 std::vector<Plan::Work> own_part(const std::vector<Plan::Work>& work, const MpiRanks& ranks) {
@@ -358,8 +210,8 @@ int partition_command(const PlanOptions& options) {
   if (!ranks.first()) return kDone;
   const Interrupt interrupt;
   const auto begin = std::chrono::steady_clock::now();
-  PlanSpace space = space_of(options);
-  const Scenario base = base_scenario(options, space);
+  PlanSpace space = space_of(options.request);
+  const Scenario base = base_scenario(options.request, options.flags->document(options.request.file), true, space);
   if (base.first_stage_layers > 0 || base.last_stage_layers > 0) {
     throw InputError(
         "plan: --partition chooses the layers of all stages: remove --decoder-first-pipeline-num-layers and "
@@ -380,28 +232,6 @@ int partition_command(const PlanOptions& options) {
   return refusal.empty() ? kDone : kNotFeasible;
 }
 
-// Throws InputError for a plan of which all configurations are invalid, with what the flags and the file specify.
-[[noreturn]] void throw_invalid(const PlanOptions& options, const Plan& plan, std::string reason) {
-  const std::string source = (options.file.empty() ? std::string("command line") : options.file) + ": ";
-  std::vector<std::string> given;
-  if (const std::string flags = requested_flags(plan.space()); !flags.empty()) given.push_back(flags);
-  const nlohmann::json document = options.flags->document(options.file);
-  for (const char* section : {"parallelism", "batch"}) {
-    if (!document.contains(section)) continue;
-    for (const auto& [key, value] : document.at(section).items()) {
-      const std::string pointer = fmt::format("/{}/{}", section, key);
-      if (std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), pointer) != std::end(kIgnoredKeys)) continue;
-      const std::string named = ScenarioFlags::naming_flags(source + pointer + ": ", document, options.file);
-      given.push_back(fmt::format("{} {}", named.substr(0, named.size() - 2), value.dump()));
-    }
-  }
-  for (const std::string& prefix : {source, std::string("/parallelism: ")}) {
-    if (reason.starts_with(prefix)) reason.erase(0, prefix.size());
-  }
-  throw InputError(
-      fmt::format("plan: every configuration of {} is invalid; the first: {}", fmt::join(given, ", "), reason));
-}
-
 int plan_command(const PlanOptions& options) {
   if (options.partition) return partition_command(options);
   const MpiRanks ranks;
@@ -409,19 +239,12 @@ int plan_command(const PlanOptions& options) {
   const Interrupt interrupt;
   try {
     const auto begin = std::chrono::steady_clock::now();
-    PlanSpace space = space_of(options);
-    Scenario base = base_scenario(options, space);
-    const Framework* const framework = framework_of(options);
-    if (framework != nullptr) restrict_to(*framework, base, space);
-    const auto runs_on_megatron = [base](const PlanPoint& point) {
-      return find_framework("megatron")->refusal(base, point).empty();
-    };
-    const int keep = std::max(options.top, kCandidates * options.shortlist);
-    Plan plan(std::move(base), std::move(space), keep, options.everything, runs_on_megatron);
-    const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
+    const nlohmann::json document = options.flags->document(options.request.file);
+    Plan plan = plan_of(options.request, document);
+    const std::string ignored = ignored_by_plan(options.request.file);
     if (ranks.first()) {
       print_message(ignored);
-      ScenarioFlags::print_notes(options.file);
+      ScenarioFlags::print_notes(options.request.file);
     }
     const SearchEnd end = search(plan, ranks, peers, interrupt);
     const bool finished = end == SearchEnd::complete;
@@ -430,19 +253,18 @@ int plan_command(const PlanOptions& options) {
       ranks.report_alone();
     }
     if (end != SearchEnd::alone && !ranks.first()) return kDone;
-    if (finished && !options.even_stages) plan.refine(std::min(options.top, kRefined), interrupt.flag());
+    if (finished) refine_plan(plan, options.request, interrupt.flag());
     const bool interrupted = !finished || interrupt.came();
     print_message(calibration_warning(plan.base()));
-    PlanReport report{
-        .plan = &plan, .top = options.top, .model_error = options.model_error, .shortlist = options.shortlist};
-    report.framework = framework;
+    PlanReport report = report_of(plan, options.request);
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = interrupted;
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
     fmt::print("{}", options.json ? plan_json(report) : plan_table(report));
     if (end == SearchEnd::alone) end_alone(peers);
     if (interrupted) return kInterrupted;
-    if (const std::string invalid = plan_invalid(plan); !invalid.empty()) throw_invalid(options, plan, invalid);
+    if (const std::string invalid = plan_invalid(plan); !invalid.empty())
+      throw_invalid(options.request, document, plan, invalid);
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
     print_message(refusal);
@@ -476,7 +298,7 @@ Subcommand add_plan_command(CLI::App& app) {
       "last "
       "two print the best configurations so far.");
   const auto options = std::make_shared<PlanOptions>();
-  command->add_option("scenario", options->file,
+  command->add_option("scenario", options->request.file,
                       "Scenario file with model, cluster, batch and framework; flags override its keys");
   const auto search = [&](CLI::Option* option) { return option->group("Search"); };
   const auto list = [&](const char* names, auto& into, const char* help) {
@@ -485,18 +307,18 @@ Subcommand add_plan_command(CLI::App& app) {
   const auto sizes = [&](const char* names, std::vector<int>& into, int most, const char* help) {
     list(names, into, help)->check(CLI::Range(1, most));
   };
-  PlanSpace& space = options->space;
+  PlanSpace& space = options->request.space;
   search(command
              ->add_option("--gpus", space.gpus,
                           "Number of GPUs, 1 to 16777216 (default: the scenario's, or all of the cluster)")
              ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24)));
   search(command
-             ->add_option("--runs-on", options->runs_on,
+             ->add_option("--runs-on", options->request.runs_on,
                           "Only configurations that this framework runs as it is, and its command line or "
                           "configuration file for the first: megatron, torchtitan, deepspeed, sluice or any (default: "
                           "any; with --schedule megatron: megatron)")
              ->type_name("TEXT:{megatron,torchtitan,deepspeed,sluice,any}"));
-  list("--schedule", options->schedules,
+  list("--schedule", options->request.schedules,
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
   sizes("--tp,--tensor-model-parallel-size", space.tp, 4096,
         "Tensor-parallel sizes, 1 to 4096 (default: divisors of the GPUs per node)");
@@ -518,7 +340,7 @@ Subcommand add_plan_command(CLI::App& app) {
   sizes("--slices", space.slices, kMaxSlices,
         "Numbers of slices per sequence, for families that cut sequences, 1 to 32767 (default: 2,4,8)");
   search(command
-             ->add_option("--slicing", options->slicing,
+             ->add_option("--slicing", options->request.slicing,
                           "How sequences are cut: into slices of equal FLOPs or of equal length (default: balanced)")
              ->check(CLI::IsMember({"balanced", "even"})));
   list("--recompute", space.recompute, "Activation recomputation: none, selective, full (default: all that differ)")
@@ -527,55 +349,56 @@ Subcommand add_plan_command(CLI::App& app) {
        "With full recomputation: numbers of leading layers recomputed per stage, 0 to 100000, where 0 is all (default: "
        "all, a half and a quarter; for the first ten of the ranking, the smallest number that fits)")
       ->check(CLI::Range(0, 100000));
-  list("--overlap-grad-reduce", options->overlap_grad_reduce,
+  list("--overlap-grad-reduce", options->request.overlap_grad_reduce,
        "Overlap gradient reduction with the backward pass: yes, no (default: as in the scenario, no)")
       ->type_name("TEXT:{yes,no}");
-  list("--overlap-param-gather", options->overlap_param_gather,
+  list("--overlap-param-gather", options->request.overlap_param_gather,
        "Gather parameters before the first forward of each stage instead of after the step, with the distributed "
        "optimizer and overlapped gradient reduction: yes, no (default: as in the scenario, no)")
       ->type_name("TEXT:{yes,no}");
-  list("--use-distributed-optimizer", options->distributed_optimizer,
+  list("--use-distributed-optimizer", options->request.distributed_optimizer,
        "Shard optimizer states over the replicas: yes, no (default: both)")
       ->type_name("TEXT:{yes,no}");
-  list("--use-tp-pp-dp-mapping", options->mapping,
+  list("--use-tp-pp-dp-mapping", options->request.mapping,
        "Place the stages of a replica on neighboring GPUs: yes, no (default: both)")
       ->type_name("TEXT:{yes,no}");
-  search(command->add_flag("--no-sequence-parallel", options->no_sequence_parallel,
+  search(command->add_flag("--no-sequence-parallel", options->request.no_sequence_parallel,
                            "Disable sequence parallelism (default: enabled where tp > 1)"));
-  search(command->add_flag("--even-stages", options->even_stages,
+  search(command->add_flag("--even-stages", options->request.even_stages,
                            "Distribute the layers as evenly as possible (default: also try fewer in the first and last "
                            "stage, and search the layers of every stage for the first ten of the ranking)"));
-  search(command->add_flag("--all", options->everything,
+  search(command->add_flag("--all", options->request.everything,
                            "Simulate every configuration that fits in memory (default: only promising ones)"));
   search(command->add_flag("--partition", options->partition,
                            "Search the number of layers of every stage of one configuration, given by flags or the "
                            "scenario, and print the best with a lower bound (default: search configurations)"))
       ->excludes("--all", "--even-stages", "--runs-on");
-  command->add_option("--top", options->top, "Number of rows in the ranking, 1 to 100000 (default 10)")
+  command->add_option("--top", options->request.top, "Number of rows in the ranking, 1 to 100000 (default 10)")
       ->check(CLI::Range(1, 100000));
   command
-      ->add_option("--shortlist", options->shortlist,
+      ->add_option("--shortlist", options->request.shortlist,
                    "Number of configurations to name for measurements, 1 to 1000, such that their fastest is "
                    "expected to be as fast as possible, given the errors of predictions (default: none)")
       ->check(CLI::Range(1, 1000))
       ->excludes("--partition");
   command
       ->add_option(
-          "--model-error", options->model_error,
+          "--model-error", options->request.model_error,
           "Relative error of a predicted difference, such as 3.5% or 0.035, at most 100%; smaller differences are "
           "marked (default 3.5%)")
       ->transform(fraction(1));
   command
-      ->add_option("--memory-margin", options->memory_margin,
+      ->add_option("--memory-margin", options->request.memory_margin,
                    "Part of a GPU's memory, such as 6% or 0.06, at most 100%: configurations that need some of it are "
                    "ranked last (default: that of the GPU)")
       ->transform(fraction(1));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
   add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file")->excludes("--partition");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
-  ScenarioFlags::add_imports(*command, options->file);
-  return {command,
-          [options] { return options->flags->naming_flags(options->file, [&] { return plan_command(*options); }); }};
+  ScenarioFlags::add_imports(*command, options->request.file);
+  return {command, [options] {
+            return options->flags->naming_flags(options->request.file, [&] { return plan_command(*options); });
+          }};
 }
 
 }  // namespace sluice::tools

@@ -11,7 +11,6 @@
 #include "model/errors.h"
 #include "model/graph/graphviz.h"
 #include "model/graph/lowering.h"
-#include "model/graph/rendezvous.h"
 #include "model/input/files.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/family.h"
@@ -24,6 +23,7 @@
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/simulate/schedule_check.h"
 #include "tools/simulate/simulation_output.h"
 #include "traces/text/quantity_text.h"
 
@@ -74,78 +74,15 @@ void print_summary(const Schedule& schedule, const OpGraph& graph) {
   if (schedule.num_ranks() > kMostRows) fmt::print("... ({} ranks)\n", schedule.num_ranks());
 }
 
-// The result of one check of `--check`.
-struct Verdict {
-  std::string check;
-  bool good = true;
-  bool note = false;  // a failure is no error: the schedule runs, but not with this kind of communication
-  std::string detail;
-};
-
-// Runs the checks that a constructed schedule has not passed yet.
-void check_further(const Schedule& schedule, const std::string& source, std::vector<Verdict>& out) {
-  out.push_back(
-      {.check = "ops", .detail = fmt::format("{} ops, each exactly once and on its rank", schedule.num_ops())});
-  try {
-    const OpGraph graph = lower_named(schedule, {}, source);
-    out.push_back({.check = "deadlock", .detail = fmt::format("none in {} graph vertices", graph.size())});
-  } catch (const ScheduleError& error) {
-    out.push_back({.check = "deadlock", .good = false, .detail = error.what()});
-    return;
-  }
-  const bool own = schedule.has_communication();
-  if (own) {
-    out.push_back({.check = "communication",
-                   .detail = "each transfer has one send and one receive, in the same order on both ranks"});
-  }
-  const Schedule communicating = own ? schedule : with_communication(schedule);
-  const std::string order = own ? "order of the file" : "receives posted with the matching sends, as in PyTorch";
-  for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbors together"),
-                                       std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
-    const std::string cycle = hanging_cycle(communicating, exchange);
-    // One at a time is stricter than practice: PyTorch and Megatron-LM batch adjacent sends and receives.
-    out.push_back({.check = name,
-                   .good = cycle.empty(),
-                   .note = exchange == Exchange::rendezvous,
-                   .detail = cycle.empty() ? "all ranks complete: " + order : "hangs: " + cycle});
-  }
-  if (own) return;
-  Verdict late{
-      .check = "receives posted late", .note = true, .detail = "receives right before their use also complete"};
-  try {
-    const std::string cycle = hanging_cycle(with_receives_just_in_time(schedule), Exchange::rendezvous);
-    if (!cycle.empty()) late = {late.check, false, true, "hangs: " + cycle};
-  } catch (const ScheduleError& error) {
-    late = {late.check, false, true, error.what()};
-  }
-  out.push_back(late);
-}
-
-std::vector<Verdict> check_schedule(const Scenario& scenario, bool merge_backwards) {
-  std::vector<Verdict> out;
-  try {
-    const Schedule schedule = make_schedule(scenario);
-    check_further(merge_backwards ? with_merged_backwards(schedule) : schedule, scenario.schedule, out);
-  } catch (const ScheduleError& error) {
-    out.push_back({.check = "ops", .good = false, .detail = error.what()});
-  }
-  return out;
-}
-
 // Prints all verdicts. Throws ScheduleError for the first that is an error.
-int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
-  const auto word = [](const Verdict& verdict) { return verdict.good ? "ok" : verdict.note ? "note" : "error"; };
+int print_verdicts(const std::vector<ScheduleCheck>& verdicts, bool json) {
   const auto failed =
-      std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return !v.good && !v.note; });
+      std::find_if(verdicts.begin(), verdicts.end(), [](const ScheduleCheck& v) { return !v.good && !v.note; });
   const bool good = failed == verdicts.end();
   if (json) {
-    nlohmann::ordered_json checks = nlohmann::ordered_json::array();
-    for (const Verdict& v : verdicts)
-      checks.push_back({{"check", v.check}, {"verdict", word(v)}, {"detail", v.detail}});
-    const nlohmann::ordered_json out = {{"schema", "sluice.schedule_check/1"}, {"valid", good}, {"checks", checks}};
-    fmt::print("{}\n", out.dump(2));
+    fmt::print("{}\n", checks_document(verdicts).dump(2));
   } else {
-    for (const Verdict& v : verdicts) fmt::print("{:<6}{:<33}{}\n", word(v), v.check, v.detail);
+    for (const ScheduleCheck& v : verdicts) fmt::print("{:<6}{:<33}{}\n", v.word(), v.check, v.detail);
   }
   if (good) return kDone;
   throw ScheduleError(failed->detail);
@@ -177,7 +114,7 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
   const PlannedSetup planned = planned_with_progress(scenario);
   const Schedule& schedule = planned.setup->schedule();
   if (options.check) {
-    std::vector<Verdict> verdicts;
+    std::vector<ScheduleCheck> verdicts;
     check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
     return print_verdicts(verdicts, options.json);
   }

@@ -223,8 +223,8 @@ ReportRun report_run(const Setup& setup, const Prediction& prediction, std::stri
   return run;
 }
 
-void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
-                             const std::string& scenario, const SimulatedRun* second, const std::string& command_line) {
+Report simulation_report(const Setup& setup, const Prediction& prediction, const std::string& scenario,
+                         const SimulatedRun* second, const std::string& command_line) {
   Report report;
   report.version = kVersion;
   report.command_line = command_line;
@@ -238,7 +238,12 @@ void write_simulation_report(const std::string& path, const Setup& setup, const 
     report.runs.push_back(report_run(*second->setup, second->prediction, second->scenario));
     report.title += " against " + report.runs[1].name;
   }
-  write_report_file(path, report);
+  return report;
+}
+
+void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
+                             const std::string& scenario, const SimulatedRun* second, const std::string& command_line) {
+  write_report_file(path, simulation_report(setup, prediction, scenario, second, command_line));
 }
 
 }  // namespace sluice::tools

@@ -53,6 +53,10 @@ DrawnRun drawn_run(const Setup& setup, const Prediction& prediction);
 // Returns a run of a report. Refers to `setup` and `prediction`, which must contain memory curves.
 ReportRun report_run(const Setup& setup, const Prediction& prediction, std::string scenario);
 
+// Returns the report of a run and, unless null, of a `second` run. Refers to its arguments.
+Report simulation_report(const Setup& setup, const Prediction& prediction, const std::string& scenario,
+                         const SimulatedRun* second, const std::string& command_line);
+
 // Writes the report of a run and, unless null, of a `second` run. Throws InputError.
 void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
                              const std::string& scenario, const SimulatedRun* second, const std::string& command_line);

@@ -145,7 +145,8 @@ SweepAxis parse_sweep_axis(const std::string& text) {
   return axis;
 }
 
-Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes) {
+Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes,
+                const std::atomic<bool>* stop) {
   Sweep sweep{.axes = std::move(axes)};
   std::int64_t count = 1;
   std::vector<std::string> fixed;
@@ -162,6 +163,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
   Progress progress("predicted", count);
   std::atomic<std::int64_t> done = 0;
   parallel_for(count, [&](std::int64_t index) {
+    if (stop != nullptr && *stop) return;
     SweepPoint& point = sweep.points[index];
     point.values.resize(sweep.axes.size());
     std::int64_t rest = index;

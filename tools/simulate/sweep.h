@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -51,8 +52,10 @@ struct Sweep {
 
 // Predicts every combination of the axes' values, which override the keys of `base`, in parallel. In a sweep over
 // schedules, other keys are adapted to the family. An invalid combination gets an error. Throws InputError for an
-// unknown key, keys that exclude each other, or more than 100,000 combinations.
-Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes);
+// unknown key, keys that exclude each other, or more than 100,000 combinations. Once `*stop` is set, the remaining
+// combinations get neither a result nor an error.
+Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes,
+                const std::atomic<bool>* stop = nullptr);
 
 std::string sweep_table(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);

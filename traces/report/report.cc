@@ -80,6 +80,7 @@ void write_report(const ByteSink& sink, const Report& report) {
       {"version", [&] { sink(html_escaped(report.version)); }},
       {"title", [&] { sink(html_escaped(report.title)); }},
       {"style", [&] { sink(assets.style); }},
+      {"body", [&] { sink(report.embedded ? " class=\"embedded\"" : ""); }},
       {"headline", [&] { sink(headline_html(report)); }},
       {"command", [&] { sink(html_escaped(report.command_line)); }},
       {"idle", [&] { sink(idle_html(report)); }},

@@ -31,6 +31,7 @@ struct Report {
   std::string command_line;  // shown verbatim
   std::string version;
   std::vector<ReportRun> runs;  // one, or two on one time axis
+  bool embedded = false;        // show timeline and memory only, for a frame of another page
 };
 
 // Writes the report as one self-contained HTML file. Summary, tables and scenario are text; timeline and memory are

@@ -1,0 +1,212 @@
+#include "tools/slice/slice_cut.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "model/slicing/algorithm1.h"
+#include "model/slicing/balanced.h"
+#include "sim/planner/slices_for_schedule.h"
+#include "tools/command/scenario_flags.h"
+#include "tools/slice/slice_costs.h"
+#include "tools/slice/slice_output.h"
+
+namespace sluice::tools {
+namespace {
+
+// The fastest cut, which --balanced is compared with, has at least this many positions and fewer than twice as many.
+constexpr int kFewestPositions = 256;
+
+SliceCosts costs_of(const SliceRequest& request, const nlohmann::json& document, std::int64_t granularity) {
+  if (request.times.empty()) return SliceCosts(document, request.file, granularity, request.backward);
+  const nlohmann::json::json_pointer place("/parallelism/pp");
+  if (!document.contains(place) || !document[place].is_number_integer())
+    throw InputError("slice: --times needs --pp, the number of cells");
+  const auto cells = document[place].get<std::int64_t>();
+  if (cells < 1 || cells > kMaxRanks) {
+    throw InputError(fmt::format("--pp: expected a whole number of cells from 1 to {}, got {}", kMaxRanks, cells));
+  }
+  return SliceCosts(request.times, static_cast<int>(cells), request.backward);
+}
+
+// Returns the largest FLOPs of a layer in these slices divided by the smallest, minus 1.
+double flops_spread(const Transformer& model, const std::vector<std::int64_t>& lengths) {
+  double least = std::numeric_limits<double>::max();
+  double most = 0;
+  for (std::int64_t context = 0; const std::int64_t length : lengths) {
+    const double experts = static_cast<double>(model.layers - model.dense_layers()) / model.layers;
+    const double flops = (1 - experts) * layer_slice_flops(model, length, context).forward() +
+                         experts * layer_slice_flops(model, length, context, LayerKind::experts).forward();
+    least = std::min(least, flops);
+    most = std::max(most, flops);
+    context += length;
+  }
+  return most / least - 1;
+}
+
+CutReport frame_of(const std::string& method, const SliceRequest& request, const SliceCosts& costs) {
+  return {.method = method,
+          .tokens = costs.tokens(),
+          .granularity = costs.granularity(),
+          .cells = costs.cells(),
+          .sequences = costs.sequences(),
+          .backward = request.backward,
+          .hop_latency = costs.total_hop_latency()};
+}
+
+// Computes the times of even slices and of no slicing, for comparison with the plan.
+void compare(const SlicingProblem& problem, CutReport& report) {
+  constexpr std::int64_t kMostEven = 512;
+  const std::int64_t granularity = problem.forward.granularity;
+  const std::int64_t most = std::min(problem.forward.granules(), kMostEven);
+  report.best_even_time = Duration::max();
+  for (std::int64_t count = 1; count <= most; ++count) {
+    const Duration time = pipeline_latency(problem, even_slices(report.tokens, granularity, count));
+    if (count == 1) report.whole = time;
+    if (count == std::ssize(report.plan.lengths)) report.even = time;
+    if (time >= report.best_even_time) continue;
+    report.best_even_time = time;
+    report.best_even = count;
+  }
+  if (std::ssize(report.plan.lengths) > most && std::ssize(report.plan.lengths) <= problem.forward.granules()) {
+    report.even = pipeline_latency(problem, even_slices(report.tokens, granularity, std::ssize(report.plan.lengths)));
+  }
+}
+
+SliceCut cut_of(const CutReport& report) {
+  return {.table = cut_table(report), .json = cut_json(report), .lengths = report.plan.lengths};
+}
+
+SliceCut terapipe(const SliceRequest& request, const nlohmann::json& document) {
+  SliceCosts costs = costs_of(request, document, request.granularity);
+  SlicingProblem problem = costs.problem();
+  const int slices = request.slices;
+  const bool algorithm1 = request.algorithm1_ms >= 0;
+  if (algorithm1 && (slices > 0 || request.max_slices > 0)) {
+    throw InputError(
+        "slice: --algorithm1 excludes --slices and --max-slices: Algorithm 1 has no limit on the number of slices");
+  }
+  if (slices > 0) problem.min_slices = problem.max_slices = slices;
+  if (request.max_slices > 0) problem.max_slices = request.max_slices;
+  CutReport report = frame_of(algorithm1 ? "algorithm1" : "terapipe", request, costs);
+  report.proven = true;
+  report.plan = algorithm1 ? algorithm1_slices(problem, from_seconds(request.algorithm1_ms / 1e3, "--algorithm1"))
+                           : best_slices(problem);
+  compare(problem, report);
+  return cut_of(report);
+}
+
+// Cuts into slices of equal FLOPs, and compares their time with the fastest cut. That one is searched at a granularity
+// with few positions: the time of each pair of positions is needed.
+SliceCut balanced(const SliceRequest& request, const nlohmann::json& document) {
+  const int slices = request.slices;
+  if (slices == 0) throw InputError("slice: --balanced needs --slices, the number of slices");
+  if (!request.times.empty()) throw InputError("slice: --balanced needs a model: it excludes --times");
+  const nlohmann::json::json_pointer place("/batch/sequence_length");
+  std::int64_t granularity = request.granularity;
+  if (granularity == 0 && document.contains(place) && document[place].is_number_integer()) {
+    granularity = balanced_multiple(document[place].get<std::int64_t>(), slices);
+  }
+  const SliceCosts fine = costs_of(request, document, granularity);
+  if (!fine.scenario()->model) throw InputError("slice: --balanced needs a model (--model)");
+  if (fine.tokens() % fine.granularity() != 0) {
+    throw InputError(fmt::format("slice: --balanced: expected a granularity that divides {} tokens, got {}",
+                                 fine.tokens(), fine.granularity()));
+  }
+  CutReport report = frame_of("balanced", request, fine);
+  report.plan.lengths = balanced_slices(*fine.scenario()->model, fine.tokens(), slices, fine.granularity());
+  report.plan.latency = fine.latency(report.plan.lengths);
+  report.flops_spread = flops_spread(*fine.scenario()->model, report.plan.lengths);
+  report.best_granularity = fine.granularity();
+  const int positions = std::clamp(slices, kFewestPositions, 2 * kFewestPositions);
+  while (fine.tokens() / (2 * report.best_granularity) >= positions) report.best_granularity *= 2;
+  SliceCosts coarse = costs_of(request, document, report.best_granularity);
+  const SlicingProblem problem = coarse.problem();
+  report.plan.lower_bound = best_slices(problem).latency;
+  report.proven = report.best_granularity == report.granularity;
+  compare(problem, report);
+  report.even = fine.latency(even_slices(fine.tokens(), fine.granularity(), slices));
+  return cut_of(report);
+}
+
+SliceCut joint(const SliceRequest& request, const nlohmann::json& document) {
+  SliceCosts costs = costs_of(request, document, request.granularity);
+  const int slices = request.slices;
+  const auto problem_of = [&](int sequences) {
+    SlicingProblem problem = costs.problem(sequences);
+    if (slices > 0) problem.min_slices = problem.max_slices = slices;
+    if (request.max_slices > 0) problem.max_slices = request.max_slices;
+    return problem;
+  };
+  JointReport report{.frame = frame_of("joint", request, costs)};
+  report.frame.sequences = request.joint;
+  report.plan = best_joint_slices(request.joint, problem_of);
+  report.together = best_slices(problem_of(request.joint)).latency;
+  report.apart = request.joint * best_slices(problem_of(1)).latency;
+  return {.table = joint_table(report), .json = joint_json(report)};
+}
+
+// Errors about the schedule name the flag that sets it.
+ScheduleSlices slices_naming_for(const SlicesRequest& request) {
+  try {
+    return slices_for_schedule(request);
+  } catch (const DoesNotFit&) {
+    throw;
+  } catch (const InputError& error) {
+    const std::string what = error.what();
+    const std::string place = request.scenario.source + ": /schedule/name";
+    if (!what.starts_with(place)) throw;
+    throw InputError("--for" + what.substr(place.size()));
+  }
+}
+
+SliceCut for_schedule(const SliceRequest& request, nlohmann::json document) {
+  if (!request.times.empty()) throw InputError("slice: --for needs a scenario: it excludes --times");
+  const int slices = request.slices;
+  set_schedule(document, request.schedule);
+  SlicesRequest search{.scenario = ScenarioFlags::read(document, request.file), .slices = slices};
+  search.granularity =
+      request.granularity > 0 ? request.granularity : default_granularity(search.scenario.training.sequence_length);
+  if (request.max_slices > 0) search.max_slices = request.max_slices;
+  if (request.time_budget_s >= 0) search.time_budget_s = request.time_budget_s;
+  if (!names_file(search.scenario.schedule)) {
+    search.scenario.schedule = find_family(search.scenario.schedule, "--for").name;
+  }
+  const ScheduleSlices found = slices_naming_for(search);
+  SliceCut cut{.table = schedule_table(search, found),
+               .json = schedule_json(search, found),
+               .schedule = search.scenario.schedule,
+               .feasible = found.best.has_value()};
+  if (found.best) cut.lengths = found.candidates[*found.best].lengths;
+  return cut;
+}
+
+}  // namespace
+
+SliceCut cut_slices(const SliceRequest& request, const nlohmann::json& document) {
+  const auto refuse = [](bool given, const char* rule) {
+    if (given) throw InputError(fmt::format("slice: {}", rule));
+  };
+  const bool algorithm1 = request.algorithm1_ms >= 0;
+  refuse((request.schedule.empty() ? 0 : 1) + (algorithm1 ? 1 : 0) + (request.balanced ? 1 : 0) +
+                 (request.joint > 0 ? 1 : 0) >
+             1,
+         "--for, --algorithm1, --balanced and --joint exclude each other");
+  refuse(!request.schedule.empty() && request.backward,
+         "--for excludes --backward: it always simulates forward and backward");
+  refuse(request.balanced && request.max_slices > 0,
+         "--balanced needs --slices, the number of slices, not --max-slices");
+  refuse(request.schedule.empty() && request.time_budget_s >= 0, "--time-budget needs --for");
+  refuse(!request.times.empty() && request.granularity > 0, "--times excludes --granularity: the table has its own");
+  refuse(!request.times.empty() && !request.file.empty(), "--times excludes a scenario file");
+  if (!request.schedule.empty()) return for_schedule(request, document);
+  if (request.balanced) return balanced(request, document);
+  if (request.joint > 0) return joint(request, document);
+  return terapipe(request, document);
+}
+
+}  // namespace sluice::tools
