@@ -321,7 +321,7 @@ TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
       "sluice: --runs-on torchtitan: the scenario: its models with experts have latent attention (deepseek_v3) or "
       "normalized queries and keys (qwen3)\n");
   EXPECT_EQ(error("sluice", "mixtral-8x7b"),
-            "sluice: --runs-on sluice: the scenario: its kernels on GPUs do not support mixtures of experts\n");
+            "sluice: --runs-on sluice: the scenario: plans for it do not cover mixtures of experts\n");
   EXPECT_EQ(error("sluice --tp 8,3"),
             "sluice: --runs-on sluice: --tp 3: each tensor-parallel rank needs a key/value "
             "head\n");

@@ -299,6 +299,37 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
   }
 }
 
+TEST(RunCommand, WeavesWithoutEffectAreReported) {
+  const std::string ranks = "--steps 1 --dp 2 --ep 2 ";
+  const std::pair<std::string, std::string> cases[] = {
+      {kTinyRun + "--steps 1", "the model has no experts"},
+      {kExpertRun + "--steps 1 --schedule dualpipe", "without expert parallelism (--ep) nothing is exchanged"},
+      {kExpertRun + ranks + "--schedule 1f1b", "the schedule has no joint blocks"},
+      {kExpertRun + ranks + "--schedule dualpipe --joint-overlap none", "with --joint-overlap none joint blocks run"},
+      {kExpertRun + ranks + "--schedule dualpipe --recompute full", "with recomputation joint blocks run"},
+      {kExpertRun + ranks + "--schedule dualpipe", ""},
+  };
+  for (const auto& [arguments, why] : cases) {
+    SCOPED_TRACE(arguments);
+    const CommandResult result = run(arguments + " --weave dualpipe");
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string note = "note: --weave (/parallelism/weave) has no effect: " + why;
+    EXPECT_EQ(result.err.find("has no effect") != std::string::npos, !why.empty()) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(why.empty() ? "" : note));
+  }
+  const CommandResult recomputed = run(kExpertRun + ranks + "--schedule dualpipe --recompute full");
+  EXPECT_THAT(recomputed.out, HasSubstr("ms per rank in forwards; those of backwards that recompute are not measured"));
+  EXPECT_EQ(recomputed.out.find("hidden"), std::string::npos);
+}
+
+// Values that runs refuse with a reason are not offered.
+TEST(RunCommand, HelpShowsWhatRunsTake) {
+  const std::string help = run("run --help").out;
+  EXPECT_THAT(help, HasSubstr("--joint-overlap {none,experts}"));
+  EXPECT_THAT(help, HasSubstr("{none,full}"));
+  EXPECT_EQ(help.find("search (the"), std::string::npos);
+}
+
 TEST(RunCommand, InvalidFlagsAreReported) {
   const auto error = [](const std::string& arguments, int code) {
     const CommandResult result = run(arguments);

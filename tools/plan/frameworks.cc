@@ -256,14 +256,14 @@ std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, co
 std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   const Transformer& model = *base.model;
   Refusal out;
-  out.unless(!model.has_experts(), "its kernels on GPUs do not support mixtures of experts");
+  out.unless(!model.has_experts(), "plans for it do not cover mixtures of experts");
   out.unless(!model.has_latent_attention(), "its kernels do not support latent attention");
   out.unless(!model.qk_norm, "its kernels do not support normalized queries and keys");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
   out.unless(!traits_of(base.training.precision).narrow(), "runs do not support GEMMs in 8 or 4 bits");
   out.unless(!base.training.tp_comm_overlap, "runs do not overlap tensor-parallel communication");
   out.unless(point.cp == 1, "runs do not support context parallelism");
-  out.unless(point.ep == 1, "its kernels on GPUs do not support expert parallelism");
+  out.unless(point.ep == 1, "plans for it do not cover expert parallelism");
   out.unless(base.training.optimizer_offload == 0, "runs keep optimizer states on the device");
   out.unless(!point.distributed_optimizer, "runs do not support a distributed optimizer");
   out.unless(!point.pipeline_before_data, "runs place replicas before stages");

@@ -64,7 +64,10 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
                              const RunPlace& place) {
   for (const RunPlan* const plan : plans) {
     if (!plan->has_experts()) continue;
-    throw InputError(fmt::format("{}: profiles do not support mixture-of-experts layers", plan->spec().model.name));
+    throw InputError(
+        fmt::format("{}: profiles do not support mixture-of-experts layers, whose times depend on the routing: 'sluice "
+                    "run --trace FILE' measures the ops of a run (profile and validate)",
+                    plan->spec().model.name));
   }
   const RunPlan& first = *plans.front();
   ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision, .kernels = first.spec().kernels};

@@ -162,6 +162,13 @@ void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
     sum.predicted_hidden_s += rank.predicted_hidden_s;
   }
   if (sum.seconds <= 0) return;
+  if (plan.spec().recompute) {
+    fmt::print(
+        "dispatch and combine: {:.1f} ms per rank in forwards; those of backwards that recompute are not measured, and "
+        "joint blocks run one op after the other\n",
+        1e3 * sum.seconds / static_cast<double>(ranks.size()));
+    return;
+  }
   fmt::print(
       "dispatch and combine: {:.1f} ms per rank, {:.1f} % hidden (predicted from the measured parts: {:.1f} %)\n",
       1e3 * sum.seconds / static_cast<double>(ranks.size()), 100 * sum.hidden_s / sum.seconds,
@@ -333,7 +340,10 @@ int run_command(const RunOptions& options) {
     const RunPlan plan(options.flags->spec(scenario, place.kernels()),
                        options.flags->schedule(scenario, batches_per_run(options)));
     const TokenSource tokens = options.flags->tokens(plan);
-    if (place.first()) options.flags->print_ignored("run");
+    if (place.first()) {
+      options.flags->print_ignored("run");
+      options.flags->print_weave_note(plan);
+    }
     place.open(plan);
     RecorderFolder recorders(options.recorders, place);
     TrainingOptions training = training_options(options, plan, recorders);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "model/errors.h"
@@ -115,6 +116,24 @@ void describe_run_defaults(CLI::App& command) {
        "steps)"},
   };
   for (const auto& [name, text] : texts) command.get_option(name)->description(text);
+  // Of flags with values that runs refuse with a reason (RunFlags::scenario): those that they take.
+  const std::tuple<const char*, const char*, const char*> narrowed[] = {
+      {"--joint-overlap", "{none,experts}",
+       "Communication that overlaps with compute in joint blocks of F and B: none or experts (dispatch and combine) "
+       "(default: experts)"},
+      {"--recompute", "{none,full}", "Recomputation of activations in the backward (default: none)"},
+  };
+  for (const auto& [name, words, text] : narrowed) {
+    CLI::Option* const option = command.get_option_no_throw(name);
+    if (option != nullptr) option->type_name(fmt::format("TEXT:{}", words))->description(text);
+  }
+  CLI::Option* const weave = command.get_option_no_throw("--weave");
+  if (weave == nullptr) return;
+  weave->description(
+      "Order of the parts of F and B in joint blocks with experts: dualpipe, whole-backward (no separate weight "
+      "gradients), or a list such as 'combine(B) attention(F) ...', which 'sluice weave --weave search' finds "
+      "(default: "
+      "dualpipe)");
 }
 
 // Whether the schedule has no flush. Throws InputError for an unknown family.
@@ -239,6 +258,29 @@ void RunFlags::print_ignored(std::string_view command) const {
   const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
   print_message(note);
   ScenarioFlags::print_notes(values_->file);
+}
+
+void RunFlags::print_weave_note(const RunPlan& plan) const {
+  if (plan.has_woven_blocks() || !has(values_->scenario->document(values_->file), "/parallelism/weave")) return;
+  const auto joint = [](const PlannedStep& step) { return step.kind == PlannedStep::Kind::op && step.num_ops > 1; };
+  bool has_joint = false;
+  for (int rank = 0; rank < plan.schedule().num_ranks(); ++rank) {
+    const auto& steps = plan.rank(rank).steps;
+    has_joint = has_joint || std::any_of(steps.begin(), steps.end(), joint);
+  }
+  const char* why = "no joint block has an F and a backward of layers with experts";
+  if (!plan.has_experts()) {
+    why = "the model has no experts";
+  } else if (plan.layout().expert == 1) {
+    why = "without expert parallelism (--ep) nothing is exchanged";
+  } else if (!has_joint) {
+    why = "the schedule has no joint blocks (combined-1f1b, dualpipe and dualpipe-v do)";
+  } else if (plan.spec().weave.order.empty()) {
+    why = "with --joint-overlap none joint blocks run one op after the other";
+  } else if (plan.spec().recompute) {
+    why = "with recomputation joint blocks run one op after the other";
+  }
+  print_message(fmt::format("note: --weave (/parallelism/weave) has no effect: {}", why));
 }
 
 RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) const {

@@ -33,6 +33,8 @@ class RunFlags {
   int naming_flags(const std::function<int()>& work) const;
   // Prints one line on standard error with the sections of the file that `command` does not use, if it has any.
   void print_ignored(std::string_view command) const;
+  // Prints one line on standard error if a weave is given, but no block of the plan is woven, with the reason.
+  void print_weave_note(const RunPlan& plan) const;
   // `kernels` of devices, or null for the CPU. Throws InputError for a precision that the backend does not support.
   RunSpec spec(const Scenario& scenario, const DeviceKernels* kernels = nullptr) const;
   // `batches` is the number of batches for families without a flush, unless the scenario specifies it.
