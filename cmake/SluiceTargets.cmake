@@ -38,17 +38,19 @@ if(SLUICE_SANITIZE)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
 option(SLUICE_STATIC "Link only the C library as a shared library (tools/bundle.sh)" OFF)
-if(SLUICE_STATIC)
+if(SLUICE_STATIC OR SLUICE_PYTHON_PACKAGE)
   # Before the shared {fmt}, which --as-needed then leaves out.
   add_library(sluice_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt.cc)
   target_link_libraries(sluice_fmt PUBLIC fmt::fmt)
   target_link_libraries(sluice_options INTERFACE $<BUILD_INTERFACE:sluice_fmt>)
+  target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:LINKER:--as-needed>)
+endif()
+if(SLUICE_STATIC)
   # A program that links a shared C++ library must share the C++ library with it (SLUICE_SHARED_CXX).
   foreach(option -static-libstdc++ -static-libgcc)
     target_link_options(sluice_options INTERFACE
       $<BUILD_INTERFACE:$<$<NOT:$<BOOL:$<TARGET_PROPERTY:SLUICE_SHARED_CXX>>>:${option}>>)
   endforeach()
-  target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:LINKER:--as-needed>)
 endif()
 
 if(SLUICE_FUZZ)

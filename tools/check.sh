@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, benchmarks, fuzzing,
-# clang-tidy, the report in a browser, and scripts with PyTorch. Expects the release build of tools/test.sh. A failing step does not keep the
-# later ones from running; all results are listed at the end.
+# clang-tidy, the report in a browser, scripts with PyTorch, and the Python package. Expects the release build of tools/test.sh.
+# A failing step does not keep the later ones from running; all results are listed at the end.
 # tools/check.sh --install-only: installs the packages and ends.
 # SLUICE_JOBS: number of concurrent jobs. SLUICE_FUZZ_SECONDS: time of all fuzz targets together (default 60).
 # SLUICE_TIDY=all|no: all files get the clang-analyzer checks (default: those that changed); no clang-tidy.
@@ -21,6 +21,12 @@ browser() {
 
 pytorch() {
   tests/pytorch/install.sh && SLUICE_TEST_PYTHON=$PWD/build/pytorch/bin/python ctest --preset release -R ProfileLike
+}
+
+python_package() {
+  local code=0
+  tests/python/check.sh || code=$?
+  [ $code -eq 0 ] || [ $code -eq 77 ]
 }
 
 install() {
@@ -45,5 +51,6 @@ step "fuzz" tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"
 step "clang-tidy" tools/tidy.sh "$jobs"
 step "browser" browser
 step "PyTorch" pytorch
+step "Python package" python_package
 mkdir -p build/times
 steps_summary "tools/check.sh" | tee build/times/check.txt

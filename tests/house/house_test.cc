@@ -37,6 +37,7 @@ const std::map<std::string, Folder, std::less<>> kFolders = {
     {"exec", {"sluice::exec", {"exec/", "kernels/", "model/"}}},
     {"traces", {"sluice::traces", {"traces/", "model/"}}},
     {"tools", {"sluice::tools", {"tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}}},
+    {"python", {"sluice::python", {"python/", "tools/", "traces/", "sim/", "model/"}}},
     {"tests", {"sluice::test", {"tests/", "benchmarks/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}}},
     {"benchmarks",
      {"sluice::bench", {"benchmarks/", "tests/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}}},

@@ -1,0 +1,304 @@
+"""Schedules in PyTorch.
+
+``runtime`` loads a schedule into the runtime of torch.distributed.pipelining, ``profile`` measures its stages for
+predictions, and ``trace`` records what ran. Every rank of a process group calls them:
+
+    schedule = sluice.schedule("zb-h1", pp=4, microbatches=8)
+    modules = {stage: build(stage) for stage in sluice.torch.stages_of(schedule)}
+    pipeline = sluice.torch.runtime(schedule, modules, loss_fn)
+    with sluice.torch.trace("traces"):
+        losses = sluice.torch.step(pipeline, inputs, target=targets)
+
+    measured = sluice.torch.profile(schedule, modules, loss_fn, inputs, targets)
+    predicted = sluice.simulate(schedule=schedule, uniform=measured.cost)
+    sluice.compare(predicted, "traces")
+
+torchtitan and others read the text of ``Schedule.to_csv`` (``pipeline_parallel_schedule_csv``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+from . import _core
+from ._scenario import Scenario
+from ._schedule import B, F, I, Schedule, Step, W
+
+__all__ = ["Profile", "profile", "refusal", "runtime", "stages_of", "step", "trace"]
+
+Loss = Callable[[Any, Any], Any]
+
+
+def refusal(schedule: Schedule) -> str:
+    """Returns the reason why PyTorch's runtime cannot run a schedule; "" if it can."""
+    try:
+        schedule.to_csv()
+    except _core.InputError as error:
+        return str(error)
+    return ""
+
+
+def stages_of(schedule: Schedule, group: Any = None) -> list[int]:
+    """Returns the stages of this process in model order."""
+    rank = dist.get_rank(group)
+    return [stage for stage, of in enumerate(schedule.placement[0]) if of == rank]
+
+
+def runtime(
+    schedule: Schedule,
+    modules: Mapping[int, Any],
+    loss_fn: Union[Loss, None] = None,
+    *,
+    device: Any = "cpu",
+    group: Any = None,
+    scale_grads: bool = True,
+) -> Any:
+    """Returns PyTorch's runtime (``_PipelineScheduleRuntime``) with a schedule.
+
+    ``modules`` are the stages of this process, by stage. The group has as many processes as the schedule has ranks.
+    With ``scale_grads``, gradients are divided by the number of microbatches, for a loss that is a mean. Raises
+    InputError for a schedule that the runtime cannot express, and for missing stages.
+    """
+    reason = refusal(schedule)
+    if reason:
+        raise _core.InputError(reason)
+    if dist.get_world_size(group) != schedule.num_ranks:
+        raise _core.InputError(
+            f"sluice.torch: the schedule has {schedule.num_ranks} ranks, the group {dist.get_world_size(group)} processes"
+        )
+    own = stages_of(schedule, group)
+    if sorted(modules) != own:
+        raise _core.InputError(f"sluice.torch: expected the modules of stages {own}, got {sorted(modules)}")
+    stages = [
+        PipelineStage(modules[stage], stage, schedule.num_stages, torch.device(device), group=group) for stage in own
+    ]
+    out = _PipelineScheduleRuntime(stages, schedule.num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "schedule.csv")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(schedule.to_csv())
+        out._load_csv(path)
+    return out
+
+
+def step(pipeline: Any, *inputs: Any, target: Any = None) -> list[Any]:
+    """Runs one training step, without the optimizer. Returns the losses of the microbatches, on the last stage's rank.
+
+    Every process may pass ``inputs`` and ``target``; those that the runtime expects on other ranks are ignored.
+    """
+    first = any(stage.is_first for stage in pipeline._stages)
+    last = any(stage.is_last for stage in pipeline._stages)
+    losses: list[Any] = []
+    arguments = inputs if first else ()
+    if last:
+        pipeline.step(*arguments, target=target, losses=losses)
+    else:
+        pipeline.step(*arguments)
+    return losses
+
+
+@contextlib.contextmanager
+def trace(folder: str | os.PathLike[str], group: Any = None) -> Iterator[None]:
+    """Records the block with PyTorch's profiler into ``folder``, as one file per rank.
+
+    ``sluice.read_ops``, ``sluice.compare`` and ``sluice.analyze`` read the folder after all ranks have left the block.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        yield
+    os.makedirs(folder, exist_ok=True)
+    profiler.export_chrome_trace(os.path.join(folder, f"rank{dist.get_rank(group)}.json"))
+    dist.barrier(group)
+
+
+@dataclass
+class Profile:
+    """Measured times of the stages of a schedule, in seconds: medians over repetitions.
+
+    ``cost`` is the argument ``uniform`` of Scenario and simulate: the forward, input gradient and weight gradient of
+    each stage, and the time of one transfer. ``spread`` has the relative interquartile range of each of them.
+    """
+
+    cost: dict[str, Any]
+    spread: list[dict[str, float]]
+    microbatches: int
+    ranks: int
+    repetitions: int
+    device: str = "cpu"
+    torch: str = field(default_factory=lambda: str(torch.__version__))
+
+    def scenario(self) -> Scenario:
+        """Returns the scenario with these costs."""
+        document = {
+            "schema": "sluice.scenario/1",
+            "parallelism": {"pp": self.ranks},
+            "batch": {"microbatches": self.microbatches},
+            "cost": {"kind": "uniform", **self.cost},
+        }
+        return Scenario(document)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the scenario as a file that all commands read."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.scenario().to_json())
+
+
+def profile(
+    schedule: Schedule,
+    modules: Mapping[int, Any],
+    loss_fn: Loss,
+    inputs: Union[Any, Sequence[Any]],
+    target: Any,
+    *,
+    repetitions: int = 15,
+    warm_up: int = 3,
+    device: Any = "cpu",
+    group: Any = None,
+) -> Profile:
+    """Measures the ops of all stages, and one transfer, on this machine.
+
+    One microbatch passes through all stages and back, so that only one process computes at a time; its backwards are
+    split if those of the schedule are. ``inputs`` and ``target`` are those of a whole batch. Gradients accumulate in the
+    modules as in a step; they are set to None at the end. The result is the same on all ranks.
+    """
+    batch = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    one = tuple(each.tensor_split(schedule.num_microbatches)[0] for each in batch)
+    one_target = target.tensor_split(schedule.num_microbatches)[0]
+    pipeline = runtime(_serial(schedule), modules, loss_fn, device=device, group=group)
+    seconds: dict[tuple[int, str], list[float]] = {}
+    outputs = _time_ops(pipeline, seconds, torch.device(device))
+    for repetition in range(warm_up + repetitions):
+        if repetition == warm_up:
+            seconds.clear()
+        step(pipeline, *one, target=one_target)
+    for module in modules.values():
+        module.zero_grad(set_to_none=True)
+    transfer = _transfer_s(outputs.get(0), schedule, torch.device(device), group, repetitions)
+    gathered: list[Any] = [None] * schedule.num_ranks
+    dist.all_gather_object(gathered, (seconds, transfer), group=group)
+    times = {key: values for part, _ in gathered for key, values in part.items()}
+    stages: list[dict[str, float]] = []
+    spread: list[dict[str, float]] = []
+    for stage in range(schedule.num_stages):
+        kinds = {kind: times[stage, kind] for kind in "FBIW" if (stage, kind) in times}
+        medians = {kind: statistics.median(values) for kind, values in kinds.items()}
+        whole = medians.get("B", 0.0)  # simulated as the sum of both halves
+        stages.append(
+            {"f": medians["F"], "b": medians.get("I", whole / 2), "w": medians.get("W", whole / 2)},
+        )
+        spread.append({kind: _relative_spread(values) for kind, values in kinds.items()})
+    cost = {"stages": stages, "comm": max(each for _, each in gathered)}
+    return Profile(cost, spread, schedule.num_microbatches, schedule.num_ranks, repetitions, str(torch.device(device)))
+
+
+def _serial(schedule: Schedule) -> Schedule:
+    """Returns the schedule of one microbatch with the same placement, in which one rank computes at a time."""
+    placement = schedule.placement[0]
+
+    def ops(rank: int) -> Iterator[Step]:
+        own = [stage for stage, of in enumerate(placement) if of == rank]
+        yield from (F(0, stage) for stage in own)
+        for stage in reversed(own):
+            if schedule.split_backward:
+                yield I(0, stage)
+                yield W(0, stage)
+            else:
+                yield B(0, stage)
+
+    return Schedule.from_function(ops, ranks=schedule.num_ranks, microbatches=1, placement=placement)
+
+
+def _time_ops(pipeline: Any, seconds: dict[tuple[int, str], list[float]], device: Any) -> dict[int, Any]:
+    """Makes the stages of a pipeline append the time of every op, without waits for other ranks, to ``seconds``.
+
+    Returns a dictionary that will have the last output of each stage.
+    """
+    outputs: dict[int, Any] = {}
+
+    def timed(call: Any, kind_of: Callable[..., tuple[int, str]], add: bool = False) -> Any:
+        def wrapped(*args: Any, **keys: Any) -> Any:
+            begin = time.perf_counter()
+            out = call(*args, **keys)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            elapsed = time.perf_counter() - begin
+            if not add and kind_of(*args, **keys)[1] == "F":
+                outputs[kind_of(*args, **keys)[0]] = out
+            values = seconds.setdefault(kind_of(*args, **keys), [])
+            if add:
+                values[-1] += elapsed
+            else:
+                values.append(elapsed)
+            return out
+
+        return wrapped
+
+    for stage in pipeline._stages:
+        index = stage.stage_index
+        stage.forward_one_chunk = timed(stage.forward_one_chunk, lambda *_, i=index, **__: (i, "F"))
+        stage.backward_one_chunk = timed(
+            stage.backward_one_chunk,
+            lambda *_, i=index, full_backward=True, **__: (i, "B" if full_backward else "I"),
+        )
+        stage.backward_weight_one_chunk = timed(
+            stage.backward_weight_one_chunk, lambda *_, i=index, **__: (i, "W")
+        )
+    pipeline._maybe_compute_loss = timed(
+        pipeline._maybe_compute_loss, lambda stage, *_, **__: (stage.stage_index, "F"), add=True
+    )
+    return outputs
+
+
+def _transfer_s(output: Any, schedule: Schedule, device: Any, group: Any, repetitions: int) -> float:
+    """Returns the median time of a message with the activations of the first stage, between the first two ranks."""
+    sizes: list[Any] = [None]
+    if dist.get_rank(group) == schedule.placement[0][0]:
+        outputs = output if isinstance(output, (tuple, list)) else (output,)
+        sizes = [[(tuple(each.shape), each.dtype) for each in outputs]]
+    source = dist.get_global_rank(group, schedule.placement[0][0]) if group is not None else schedule.placement[0][0]
+    dist.broadcast_object_list(sizes, src=source, group=group)
+    rank = dist.get_rank(group)
+    if schedule.num_ranks == 1 or rank > 1:
+        dist.barrier(group)
+        return 0.0
+    peer = 1 - rank
+    other = dist.get_global_rank(group, peer) if group is not None else peer
+    tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in sizes[0]]
+
+    def message(send: bool) -> None:
+        call = dist.isend if send else dist.irecv
+        for work in dist.batch_isend_irecv([dist.P2POp(call, each, other, group) for each in tensors]):
+            work.wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    seconds = []
+    for _ in range(3 + repetitions):
+        begin = time.perf_counter()
+        message(rank == 0)
+        message(rank == 1)
+        seconds.append((time.perf_counter() - begin) / 2)
+    dist.barrier(group)
+    return statistics.median(seconds[3:])
+
+
+def _relative_spread(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle
+

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds the wheel of the Python package, imports it in a clean virtual environment without a compiler, and checks its types
+# and runs tests/python in build/pytorch (tests/pytorch/install.sh), which has PyTorch and Megatron-core. The notebook is
+# executed by its test. Exits with 77 if that environment is missing.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+tests/pytorch/install.sh
+python=$PWD/build/pytorch/bin/python
+if ! "$python" -c 'import torch, megatron.core, pytest, mypy' 2>/dev/null; then
+  echo "SKIPPED: build/pytorch has no PyTorch: the tests of the Python package did not run" >&2
+  exit 77
+fi
+
+rm -rf build/wheel
+"$python" -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+ls -l build/wheel
+
+python3 -m venv --clear build/python-clean
+build/python-clean/bin/pip install --quiet build/wheel/sluice-*.whl
+clean=$PWD/build/python-clean/bin/python
+(cd / && env -i PATH=/nowhere "$clean" -c 'import sluice; assert sluice.simulate(pp=2, microbatches=4).makespan_s == 15')
+
+"$python" -m pip install --quiet --force-reinstall --no-deps build/wheel/sluice-*.whl
+(cd build && "$python" -m mypy --config-file ../pyproject.toml)
+"$python" -m pytest -q -p no:cacheprovider --durations=5 tests/python

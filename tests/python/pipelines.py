@@ -1,0 +1,217 @@
+"""Trains a small transformer with every schedule family in PyTorch's pipelining, over gloo on the CPU.
+
+Run by test_torch.py: python tests/python/pipelines.py RANKS FOLDER FAMILY... starts the processes. Each family is run
+in the process group of all; the results are printed as one JSON document.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import sluice
+import sluice.torch
+
+LAYERS = 16
+VOCABULARY = 64
+
+
+class Block(nn.Module):
+    """A transformer layer with causal attention."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.heads = 4
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attention = nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Stage(nn.Module):
+    """Contiguous layers; the first stage embeds tokens, the last one has the head."""
+
+    def __init__(self, layers, embedding=None, head=None):
+        super().__init__()
+        self.embedding = embedding
+        self.layers = nn.ModuleList(layers)
+        self.head = head
+
+    def forward(self, x):
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+
+def stages_of_model(num_stages, width=32, layers=LAYERS, dtype=torch.float64):
+    """Returns the stages of the same model for any number of stages."""
+    torch.manual_seed(1)
+    blocks = [Block(width) for _ in range(layers)]
+    embedding = nn.Embedding(VOCABULARY, width)
+    head = nn.Linear(width, VOCABULARY)
+    cuts = [layers * stage // num_stages for stage in range(num_stages + 1)]
+    stages = []
+    for stage in range(num_stages):
+        own = blocks[cuts[stage] : cuts[stage + 1]]
+        stages.append(
+            Stage(own, embedding if stage == 0 else None, head if stage == num_stages - 1 else None).to(dtype)
+        )
+    return stages
+
+
+def loss_fn(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def data(microbatches, sequences=1, tokens=16):
+    torch.manual_seed(2)
+    shape = (microbatches * sequences, tokens)
+    return torch.randint(VOCABULARY, shape), torch.randint(VOCABULARY, shape)
+
+
+def gradients_of(stages):
+    """Returns the gradients by layer of the whole model, whatever the number of stages."""
+    out = {}
+    layer = 0
+    for stage in stages:
+        for block in stage.layers:
+            out.update({f"layers.{layer}.{name}": p.grad for name, p in block.named_parameters()})
+            layer += 1
+        for part in ("embedding", "head"):
+            module = getattr(stage, part)
+            if module is not None:
+                out.update({f"{part}.{name}": p.grad for name, p in module.named_parameters()})
+    return out
+
+
+def one_process(microbatches):
+    """Returns losses and gradients of one step without a pipeline."""
+    (model,) = stages_of_model(1)
+    inputs, targets = data(microbatches)
+    losses = []
+    for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches)):
+        loss = loss_fn(model(x), y)
+        (loss / microbatches).backward()
+        losses.append(loss.item())
+    return losses, gradients_of([model])
+
+
+def schedule_of(family, ranks):
+    row = next(row for row in sluice.families() if row["name"] == family)
+    microbatches = ranks if family == "hanayo" else 2 * ranks
+    keys = {"slices": 2} if row["sliced"] else {}
+    return sluice.schedule(family, pp=ranks, microbatches=microbatches, **keys)
+
+
+def run_family(family, ranks, folder):
+    """Returns what the tests check: loss, gradients and order of the family."""
+    schedule = schedule_of(family, ranks)
+    reason = sluice.torch.refusal(schedule)
+    if reason:
+        return {"runs": False, "reason": reason}
+    rank = dist.get_rank()
+    stages = stages_of_model(schedule.num_stages)
+    own = {stage: stages[stage] for stage in sluice.torch.stages_of(schedule)}
+    pipeline = sluice.torch.runtime(schedule, own, loss_fn)
+    inputs, targets = data(schedule.num_microbatches)
+    sluice.torch.step(pipeline, inputs, target=targets)  # the first step exchanges shapes
+    for module in own.values():
+        module.zero_grad(set_to_none=True)
+    traces = os.path.join(folder, f"{family}-{ranks}")
+    with sluice.torch.trace(traces):
+        losses = sluice.torch.step(pipeline, inputs, target=targets)
+    gathered = [None] * ranks
+    dist.all_gather_object(gathered, ([loss.item() for loss in losses], {s: m.state_dict() for s, m in own.items()}))
+    gradients = [None] * ranks
+    dist.all_gather_object(gradients, {s: {n: p.grad for n, p in m.named_parameters()} for s, m in own.items()})
+    if rank != 0:
+        return None
+    for part in gradients:
+        for stage, grads in part.items():
+            for name, parameter in stages[stage].named_parameters():
+                parameter.grad = grads[name]
+    expected_losses, expected = one_process(schedule.num_microbatches)
+    measured_losses = next(part for part, _ in gathered if part)
+    found = gradients_of(stages)
+    loss_error = max(abs(a / b - 1) for a, b in zip(measured_losses, expected_losses))
+    gradient_error = max(((found[n] - g).abs().max() / g.abs().max()).item() for n, g in expected.items())
+    measured = [[row.op for row in sluice.read_ops(traces) if row.rank == r] for r in range(ranks)]
+    listed = [[op for each in schedule.ops(r) for op in ([each] if isinstance(each, sluice.Op) else each)]
+              for r in range(ranks)]
+    comparison = sluice.compare(schedule.simulate(), traces)
+    return {
+        "runs": True,
+        "losses": len(measured_losses) == len(expected_losses) and loss_error,
+        "gradients": len(found) == len(expected) and gradient_error,
+        "order": measured == listed,
+        "compared": comparison["schema"],
+        "traces": traces,
+    }
+
+
+def profile_family(family, ranks, folder):
+    """Returns predicted and measured makespans of steps of a wider model, as medians."""
+    schedule = sluice.schedule(family, pp=ranks, microbatches=4 * ranks)
+    stages = stages_of_model(schedule.num_stages, width=192, layers=8, dtype=torch.float32)
+    own = {stage: stages[stage] for stage in sluice.torch.stages_of(schedule)}
+    inputs, targets = data(schedule.num_microbatches, sequences=4, tokens=128)
+    measured = sluice.torch.profile(schedule, own, loss_fn, inputs, targets)
+    pipeline = sluice.torch.runtime(schedule, own, loss_fn)
+    sluice.torch.step(pipeline, inputs, target=targets)
+    spans = []
+    for repetition in range(7):
+        traces = os.path.join(folder, f"profiled-{family}-{ranks}-{repetition}")
+        with sluice.torch.trace(traces):
+            dist.barrier()
+            sluice.torch.step(pipeline, inputs, target=targets)
+        if dist.get_rank() == 0:
+            ops = sluice.read_ops(traces)
+            spans.append((max(row.end for row in ops) - min(row.start for row in ops)) / 1e9)
+    if dist.get_rank() != 0:
+        return None
+    predicted = sluice.simulate(schedule=schedule, uniform=measured.cost).makespan_s
+    return {"predicted_s": predicted, "measured_s": sorted(spans)[len(spans) // 2], "all_s": spans,
+            "cost": measured.cost, "spread": measured.spread}
+
+
+def worker(rank, ranks, folder, task, families):
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
+    store = dist.FileStore(os.path.join(folder, f"store-{task}-{ranks}"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
+    run = {"run": run_family, "profile": profile_family}[task]
+    results = {}
+    for family in families:
+        results[family] = run(family, ranks, folder)
+        if rank == 0:
+            print(f"{family}: {results[family]}", file=sys.stderr, flush=True)
+    if rank == 0:
+        with open(os.path.join(folder, f"{task}-{ranks}.json"), "w") as file:
+            json.dump(results, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    task, ranks, folder, *families = sys.argv[1:]
+    for old in pathlib.Path(folder).glob(f"store-{task}-{ranks}*"):
+        old.unlink()
+    families = families or [row["name"] for row in sluice.families()]
+    mp.spawn(worker, (int(ranks), folder, task, families), nprocs=int(ranks))

@@ -1,0 +1,28 @@
+import os
+import pathlib
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="SKIPPED: nbclient is not installed")
+nbformat = pytest.importorskip("nbformat", reason="SKIPPED: nbformat is not installed")
+pytest.importorskip("torch", reason="SKIPPED: PyTorch is not installed: tests/pytorch/install.sh installs it")
+
+
+@pytest.mark.parametrize("name", ["pipeline.ipynb"])
+def test_notebooks_run(source, name):
+    path = source / "examples" / "notebooks" / name
+    notebook = nbformat.read(path, as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "committed without outputs"
+    client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(path.parent)}})
+    client.execute()
+    pictures = [
+        output.data["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "text/html" in output.get("data", {})
+    ]
+    assert sum(picture.startswith("<iframe") for picture in pictures) == 2  # of our schedule, and of the prediction
+    assert any("<table" in picture for picture in pictures)
+    if folder := os.environ.get("SLUICE_EXECUTED_NOTEBOOKS"):
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, pathlib.Path(folder) / name)

@@ -1,0 +1,97 @@
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+import sluice
+
+LLAMA = dict(model="llama3-8b", cluster="dgx-h100", gbs=64, seq_length=8192)
+SMALL = dict(gpus=8, tp=[2], mbs=[1], schedules=["1f1b", "zb-h1"], recompute=["none"])
+
+
+def test_a_plan_ranks_configurations():
+    plan = sluice.plan(sluice.Scenario(**LLAMA), **SMALL, top=3)
+    times = [row["iteration_s"] for row in plan.rows]
+    assert times == sorted(times) and len(plan) > 1
+    assert plan["schema"] == "sluice.plan/1"
+    for row in range(len(plan)):
+        assert sluice.simulate(plan.scenario(row)).iteration_s == pytest.approx(times[row], rel=1e-9)
+    assert plan._repr_html_().count("<tr>") == 1 + min(len(plan), 10)
+    assert list(plan.to_pandas().iteration_s) == times
+
+
+def test_plans_that_do_not_exist():
+    with pytest.raises(sluice.DoesNotFit):
+        sluice.plan(sluice.Scenario(**{**LLAMA, "model": "llama3-70b"}), gpus=1)
+    with pytest.raises(sluice.InputError, match=r"equals 8 GPUs \(--tp 3\)"):
+        sluice.plan(sluice.Scenario(**LLAMA), gpus=8, tp=[3])
+    with pytest.raises(sluice.InputError, match="1f2b"):
+        sluice.plan(sluice.Scenario(**LLAMA), gpus=8, schedules=["1f2b"])
+    with pytest.raises(TypeError, match="gpu"):
+        sluice.plan(sluice.Scenario(**LLAMA), gpu=8)
+
+
+def test_interrupts_end_a_plan():
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        sluice.plan(sluice.Scenario(**{**LLAMA, "gbs": 2048}), gpus=1024)
+
+
+def test_cuts_of_sequences(source):
+    cut = sluice.slice(source / "examples/gpt3-13b-terapipe-v100.json", granularity=64)
+    assert sum(cut.lengths) == cut["tokens"]
+    assert cut["slice_lengths"] == cut.lengths
+    even = sluice.slice(source / "examples/gpt3-13b-terapipe-v100.json", balanced=True, slices=4)
+    assert len(even.lengths) == 4
+    with pytest.raises(sluice.InputError, match="exclude each other"):
+        sluice.slice(source / "examples/gpt3-13b-terapipe-v100.json", balanced=True, joint=2)
+
+
+def test_sweeps():
+    sweep = sluice.sweep(sluice.Scenario(**LLAMA, pp=2), {"tp": [1, 2], "schedule": ["1f1b", "zb-v"]}, gpus=8)
+    assert [(row["tp"], row["schedule"]) for row in sweep] == [(1, "1f1b"), (1, "zb-v"), (2, "1f1b"), (2, "zb-v")]
+    single = sluice.simulate(**LLAMA, pp=2, tp=2, gpus=8, schedule="zb-v")
+    assert sweep[3]["iteration_s"] == single.iteration_s
+    assert sweep.best() in sweep.rows
+    assert "error" in sluice.sweep(axes={"pp": [0, 2]}, microbatches=4)[0]
+    with pytest.raises(sluice.InputError, match="exclude each other"):
+        sluice.sweep(sluice.Scenario(**LLAMA), {"gbs": [64], "microbatches": [4]})
+
+
+def test_a_correction_of_measured_iterations(source, tmp_path):
+    scenario = sluice.Scenario(**LLAMA, pp=4, tp=2)
+    table = tmp_path / "ours.csv"
+    rows = [f"{gbs},{1.1 * sluice.simulate(scenario.replace(gbs=gbs)).iteration_s + 0.2}" for gbs in (32, 64, 128)]
+    table.write_text("gbs,iteration_s\n" + "\n".join(rows) + "\n")
+    output = tmp_path / "ours.calibration.json"
+    fit = sluice.calibrate(table, scenario, output=output)
+    assert fit["scale"] == pytest.approx(1.1) and fit["fixed_s"] == pytest.approx(0.2)
+    corrected = sluice.simulate(scenario.replace(calibration=output))
+    assert corrected.iteration_s == pytest.approx(1.1 * sluice.simulate(scenario).iteration_s + 0.2)
+    with pytest.raises(sluice.InputError, match="no table has a column 'colour'"):
+        sluice.calibrate(table, scenario, ignore_columns=["colour"])
+
+
+def test_measured_steps(source):
+    analysis = sluice.analyze(source / "tests/traces/measured/samples/primus_pp8")
+    assert analysis["schema"] == "sluice.analysis/1"
+    assert "<svg" in analysis.heat_maps[:200]
+    assert sluice.simulate(analysis.scenario).schedule.num_ranks == 8
+    with pytest.raises(sluice.InputError, match="nowhere"):
+        sluice.analyze("nowhere.json")
+
+
+def test_comparisons(tmp_path):
+    fast = sluice.simulate(pp=2, microbatches=4)
+    slow = sluice.simulate(pp=2, microbatches=4, uniform="f=2,b=2,w=2")
+    comparison = sluice.compare(fast, slow)
+    assert comparison["schema"] == "sluice.comparison/1"
+    path = tmp_path / "trace.json"
+    slow.write_trace(path)
+    ops = sluice.read_ops(path)
+    assert [row.op for row in ops if row.rank == 1] == slow.schedule.ops(1)
+    assert ops[0].end - ops[0].start == 2_000_000_000
+    with pytest.raises(sluice.InputError, match="same stages"):
+        sluice.compare(fast, sluice.simulate(pp=4, microbatches=4))

@@ -1,0 +1,94 @@
+"""PyTorch's pipelining runs our schedules. Needs PyTorch; tests/pytorch/install.sh installs it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import sluice
+
+torch = pytest.importorskip("torch", reason="SKIPPED: PyTorch is not installed: tests/pytorch/install.sh installs it")
+
+FAMILIES = [row["name"] for row in sluice.families()]
+# By family: what PyTorch's format cannot express. All others run.
+REFUSED = {
+    "terapipe": "slices",
+    "seq1f1b": "slices",
+    "eager-seq1f1b": "slices",
+    "seq1f1b-interleaved": "slices",
+    "seq1f1b-zb1p": "slices",
+    "seq1f1b-zb2p": "slices",
+    "dualpipe": "stages on two ranks",
+    "chimera": "stages on two ranks",
+    "pipedream": "schedules without a flush",
+    "pipedream-2bw": "schedules without a flush",
+}
+
+
+def start(folder, task, ranks, *families):
+    script = pathlib.Path(__file__).parent / "pipelines.py"
+    done = subprocess.run(
+        [sys.executable, str(script), task, str(ranks), str(folder), *families], capture_output=True, text=True
+    )
+    path = folder / f"{task}-{ranks}.json"
+    assert path.exists(), done.stderr[-4000:]
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def trained(request, tmp_path_factory):
+    return start(tmp_path_factory.mktemp("pipelines"), "run", request.param)
+
+
+def test_families_train_to_the_loss_and_gradients_of_one_process(trained):
+    assert list(trained) == FAMILIES
+    for family, result in trained.items():
+        if family in REFUSED:
+            assert not result["runs"] and result["reason"].endswith(REFUSED[family] + " of a sequence") or result[
+                "reason"
+            ].endswith(REFUSED[family]), family
+            continue
+        # 64-bit floating point: the sums of gradients over microbatches may be rounded differently.
+        assert result["losses"] is not False and result["losses"] < 1e-12, family
+        assert result["gradients"] is not False and result["gradients"] < 1e-12, family
+
+
+def test_the_measured_order_of_ops_is_that_of_the_schedule(trained):
+    ran = {family: result["order"] for family, result in trained.items() if family not in REFUSED}
+    assert ran and all(ran.values()), ran
+
+
+def test_traces_are_compared_and_analyzed(trained):
+    assert all(r["compared"] == "sluice.comparison/1" for f, r in trained.items() if f not in REFUSED)
+    analysis = sluice.analyze(trained["1f1b"]["traces"])
+    assert analysis["schema"] == "sluice.analysis/1"
+    assert sluice.simulate(analysis.scenario).schedule.num_ranks in (2, 4)
+
+
+def test_the_prediction_from_profiled_stages(tmp_path):
+    result = start(tmp_path, "profile", 2, "1f1b")["1f1b"]
+    error = result["predicted_s"] / result["measured_s"] - 1
+    # On a quiet machine 15 %. A machine that runs other programs measures longer steps than predicted.
+    assert -0.5 < error < 0.25, result
+    if os.environ.get("SLUICE_QUIET_MACHINE") == "yes":
+        assert abs(error) < 0.15, result
+
+
+def test_wrong_processes(tmp_path):
+    import torch.distributed as dist
+
+    import sluice.torch
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(sluice.InputError, match="the schedule has 2 ranks, the group 1 processes"):
+            sluice.torch.runtime(sluice.schedule("1f1b", pp=2, microbatches=2), {})
+        with pytest.raises(sluice.InputError, match=r"expected the modules of stages \[0\], got \[\]"):
+            sluice.torch.runtime(sluice.schedule("1f1b", pp=1, microbatches=2), {})
+        with pytest.raises(sluice.InputError, match="slices"):
+            sluice.torch.runtime(sluice.schedule("seq1f1b", pp=1, microbatches=2, slices=2), {})
+    finally:
+        dist.destroy_process_group()
