@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache pkg-config git
   libboost-graph-dev libboost-context-dev nlohmann-json3-dev libeigen3-dev libcli11-dev libfmt-dev zlib1g-dev libtbb-dev
-  libtomlplusplus-dev libyaml-cpp-dev
+  libtomlplusplus-dev libyaml-cpp-dev libprotobuf-dev protobuf-compiler
   libopenblas-dev libopenmpi-dev openmpi-bin
   libgtest-dev libgmock-dev libbenchmark-dev libexpat1-dev
   "$@"

@@ -18,7 +18,7 @@ fi
 configure() {  # configure FOLDER UNITY
   cmake -S . -B "$1" -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=OFF -DSLUICE_TESTS=OFF \
     -DSLUICE_BENCHMARKS=OFF -DSLUICE_WERROR=OFF -DSLUICE_UNITY="$2" >/dev/null
-  cmake --build "$1" --target sluice_catalogue sluice_report_assets >/dev/null
+  cmake --build "$1" --target sluice_generated >/dev/null
 }
 configure build/tidy ON
 configure build/tidy-single OFF

@@ -388,6 +388,9 @@ TEST(Sweep, InvalidFlagsAreRejected) {
             std::string::npos);
   EXPECT_NE(error_of(base + "--sweep parallelism/ppp=1").find("did you mean 'pp'?"), std::string::npos);
   EXPECT_NE(error_of(base + "--sweep pp=2,4 --gantt").find("--sweep excludes --gantt"), std::string::npos);
+  EXPECT_NE(error_of(base + "--sweep pp=2,4 --chakra x").find("--sweep excludes --gantt, --trace, --chakra"),
+            std::string::npos);
+  EXPECT_NE(error_of(base + "--chakra /missing/x").find("/missing/x.0.et"), std::string::npos);
   EXPECT_NE(error_of(base + "--csv x.csv").find("--csv needs --sweep"), std::string::npos);
   EXPECT_NE(error_of(base + "--trace-idle").find("--trace-idle needs --trace"), std::string::npos);
   EXPECT_NE(error_of(base + "--trials 3").find("--trials: requires jitter"), std::string::npos);

@@ -24,6 +24,7 @@
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
+#include "traces/chakra/chakra_trace.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/figure/curve.h"
 #include "traces/figure/figure.h"
@@ -41,6 +42,7 @@ struct SimulateOptions {
   std::string trace;
   std::vector<int> trace_ranks;
   bool trace_idle = false;
+  std::string chakra;
   std::string ops;
   std::string explain;         // a stage, "true" for all distinct stages, or empty
   std::string explain_memory;  // a rank, "true" for that with the highest peak, or empty
@@ -123,6 +125,13 @@ int simulate_one(const SimulateOptions& options) {
     memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);
   }
   if (!options.trace.empty()) write_trace(options, setup, prediction);
+  if (!options.chakra.empty()) {
+    const Training& training = setup.scenario().training;
+    write_chakra_traces(options.chakra, setup.graph(), prediction.timeline,
+                        {.replicas = training.dp,
+                         .shards_optimizer = training.distributed_optimizer || training.zero_stage() > 0,
+                         .scenario = run_document(options).dump()});
+  }
   if (!options.ops.empty()) {
     write_file_whole(options.ops,
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
@@ -208,9 +217,11 @@ int simulate_command(const SimulateOptions& options) {
   }
   refuse(options.figure.transfers || options.svg_no_memory,
          "--sweep excludes --svg-transfers and --svg-no-memory, which are for the figure of one run");
-  refuse(options.gantt || !options.trace.empty() || !options.ops.empty() || !options.report.empty() ||
-             !options.compare_with.empty() || !options.explain.empty() || !options.explain_memory.empty(),
-         "--sweep excludes --gantt, --trace, --ops, --explain, --explain-memory, --report and --compare-with, which "
+  refuse(options.gantt || !options.trace.empty() || !options.chakra.empty() || !options.ops.empty() ||
+             !options.report.empty() || !options.compare_with.empty() || !options.explain.empty() ||
+             !options.explain_memory.empty(),
+         "--sweep excludes --gantt, --trace, --chakra, --ops, --explain, --explain-memory, --report and "
+         "--compare-with, which "
          "show one run");
   return simulate_sweep(options);
 }
@@ -269,6 +280,11 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       ->add_option("--trace-ranks", options->trace_ranks,
                    "Pipeline ranks that the trace holds, as a,b,c (default: all)")
       ->delimiter(',');
+  command
+      ->add_option("--chakra", options->chakra,
+                   "Write execution traces for ASTRA-sim and SimAI: PREFIX.N.et of each pipeline rank and replica, and "
+                   "PREFIX.comm_groups.json")
+      ->type_name("PREFIX");
   command->add_flag("--trace-idle", options->trace_idle, "Add idle time and its causes to the trace (default: off)");
   add_output(*command, "--ops", options->ops,
              "Write a CSV file with one row per op: times, slack, critical path, and the cause of its wait");
