@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <thread>
 #include <utility>
 
@@ -11,6 +12,11 @@
 #include "model/to_size.h"
 
 namespace sluice::exec {
+namespace {
+
+constexpr std::int64_t kMostTimedParts = 8192;  // of a run
+
+}  // namespace
 
 // Forwards exchanges to the group, and shows in the recorder that the worker waits for the others.
 class DeviceWorker::ExpertStreams final : public StreamGroup {
@@ -56,6 +62,17 @@ void DeviceWorker::prepare_experts() {
     bytes += plan_.schedule().num_units() * stage_of(static_cast<int>(chunk)).slice_host_bytes();
   }
   counts_on_host_ = device_.allocate_host(bytes);
+  std::int64_t parts = 0;
+  constexpr std::int64_t kPartsOfLayer = 6;  // of B: four, and two weight gradients
+  for (const PlannedStep& step : rank_.steps) {
+    for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
+      parts += kPartsOfLayer * stage_of(step.ops[to_size(i)].chunk).spec().contents.layers;
+    }
+  }
+  for (RunEvents& events : run_events_) {
+    events.parts.reserve(to_size(std::min(parts, kMostTimedParts)));
+    while (events.part_times.size() < 2 * events.parts.capacity()) events.part_times.push_back(device_.make_event());
+  }
   if (programs_.empty()) return;
   woven_experts_ = std::make_unique<ExpertStreams>(*this, *group(run_links_.expert_group(world_rank_, true)));
   exchanges_ = device_.make_stream(StreamPriority::high);
@@ -87,11 +104,44 @@ void DeviceWorker::wait_for_counts(Stream& stream) {
   dispatching_ = false;
 }
 
-void DeviceWorker::issue_exchange(const Stage& stage, const SliceCall& call, const StagePart& part,
-                                  std::size_t number) {
-  device_.wait(*exchanges_, *computed_);
+// Enqueues a part, and the events of its begin and end.
+void DeviceWorker::issue_part(const Stage& stage, const SliceCall& call, const StagePart& part, VertexId vertex) {
+  RunEvents& events = events_of(run_number_);
+  const std::size_t at = events.parts.size();
+  const bool timed = !rehearsing_ && 2 * at < events.part_times.size();
+  const int last = stage.spec().contents.layers - 1;
+  if (timed) {
+    const int layer = part.pass == PartPass::forward ? part.layer : last - part.layer;
+    events.parts.push_back({vertex, {.part = part.part, .pass = part.pass, .layer = layer}});
+    device_.record(*events.part_times[2 * at], *call.stream);
+  }
   stage.run_part(call, part);
-  device_.record(*exchanged_[number], *exchanges_);
+  if (timed) device_.record(*events.part_times[2 * at + 1], *call.stream);
+}
+
+// Enqueues F, B or I part by part, in the order in which Stage runs them.
+void DeviceWorker::issue_in_parts(const OpPlan& op, SliceCall& call, VertexId vertex) {
+  const Stage& stage = stage_of(op.chunk);
+  const StageContents& contents = stage.spec().contents;
+  const bool forward = op.op.op == OpKind::F;
+  stage.begin_parts(call, forward);
+  for (int i = 0; i < contents.layers; ++i) {
+    const int layer = forward ? i : contents.layers - 1 - i;
+    const bool dense = layer < contents.layers - contents.expert_layers;
+    const auto issue = [&](PartPass pass, std::initializer_list<LayerPart> parts) {
+      for (const LayerPart part : parts) {
+        if (!dense || part == LayerPart::attention) issue_part(stage, call, {pass, part, layer}, vertex);
+      }
+    };
+    using enum LayerPart;
+    if (forward) {
+      issue(PartPass::forward, {attention, dispatch, experts, combine});
+      continue;
+    }
+    issue(PartPass::input_gradient, {combine, experts, dispatch, attention});
+    if (op.op.op == OpKind::B) issue(PartPass::weight_gradient, {attention, experts});
+  }
+  stage.end_parts(call, forward);
 }
 
 // Enqueues the computing parts of both ops on the compute stream, and the exchanges on their own, each after the parts
@@ -114,7 +164,9 @@ void DeviceWorker::issue_woven(const PlannedStep& step, std::span<const WovenSte
     for (; pending < until && number < most; ++pending) {
       const WovenStep& next = woven[pending];
       if (next.exchanges) {
-        issue_exchange(stage_at(next.op), exchanging[to_size(next.op)], next.part, number++);
+        device_.wait(*exchanges_, *computed_);
+        issue_part(stage_at(next.op), exchanging[to_size(next.op)], next.part, step.vertex);
+        device_.record(*exchanged_[number++], *exchanges_);
       }
     }
   };
@@ -125,7 +177,7 @@ void DeviceWorker::issue_woven(const PlannedStep& step, std::span<const WovenSte
       issue_pending(i, to_size(next.after) + 1);
       device_.wait(*compute_, *exchanged_[to_size(next.after)]);
     }
-    stage_at(next.op).run_part(calls[to_size(next.op)], next.part);
+    issue_part(stage_at(next.op), calls[to_size(next.op)], next.part, step.vertex);
     issue_pending(i, woven.size());
     device_.record(*computed_, *compute_);
   }

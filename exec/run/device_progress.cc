@@ -267,6 +267,20 @@ void DeviceWorker::read_times() {
     free_since = end;
   }
   times_.total = free_since - events.base_ns;
+  parts_.clear();
+  for (std::size_t i = 0; i < events.parts.size(); ++i) {
+    VertexPart& part = parts_.emplace_back(events.parts[i]);
+    part.time.start_ns = time_of(*events.part_times[2 * i]);
+    part.time.end_ns = time_of(*events.part_times[2 * i + 1]);
+  }
+  // The parts of an op are consecutive, in the order of time.
+  for (auto begin = parts_.begin(); begin != parts_.end();) {
+    const auto end =
+        std::find_if(begin, parts_.end(), [&](const VertexPart& part) { return part.vertex != begin->vertex; });
+    std::stable_sort(begin, end,
+                     [](const VertexPart& a, const VertexPart& b) { return a.time.start_ns < b.time.start_ns; });
+    begin = end;
+  }
   count_held();
 }
 

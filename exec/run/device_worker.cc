@@ -26,6 +26,11 @@ Device& device_of(const WorkerServices& services) {
   return *services.device;
 }
 
+// Whether the parts of an op are timed.
+bool has_parts(const Stage& stage, const OpPlan& op) {
+  return stage.spec().contents.expert_layers > 0 && !stage.spec().recompute && op.op.op != OpKind::W;
+}
+
 }  // namespace
 
 DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& transport, const WorkerServices& services)
@@ -267,6 +272,7 @@ void DeviceWorker::use_events() {
   use(events.sends, sends_);
   use(events.receives, receives_);
   events.sends_began.assign(sends_.size(), nullptr);
+  events.parts.clear();
 }
 
 void DeviceWorker::call_meanwhile() {
@@ -469,6 +475,10 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
     const OpPlan& op = step.ops[i];
     const Stage& stage = stage_of(op.chunk);
     SliceCall call = call_of(op, item, 0);
+    if (has_parts(stage, op)) {
+      issue_in_parts(op, call, step.vertex);
+      continue;
+    }
     switch (op.op.op) {
       case OpKind::F: stage.forward(call); break;
       case OpKind::I: stage.input_gradient(call); break;

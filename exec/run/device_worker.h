@@ -71,7 +71,9 @@ class DeviceWorker final : public Worker {
     std::vector<std::unique_ptr<Event>> receives;  // likewise
     std::unique_ptr<Event> base;                   // at base_ns of the host's clock
     std::int64_t base_ns = 0;
-    std::vector<Event*> sends_began;  // null: dropped
+    std::vector<Event*> sends_began;                 // null: dropped
+    std::vector<VertexPart> parts;                   // of layers with experts, without their times
+    std::vector<std::unique_ptr<Event>> part_times;  // begin and end of each
   };
 
   void find_groups();
@@ -97,7 +99,8 @@ class DeviceWorker final : public Worker {
   void issue_ops(const PlannedStep& step, std::size_t item);
   SliceCall call_of(const OpPlan& op, std::size_t item, int place);
   void issue_woven(const PlannedStep& step, std::span<const WovenStep> woven, std::size_t item);
-  void issue_exchange(const Stage& stage, const SliceCall& call, const StagePart& part, std::size_t number);
+  void issue_in_parts(const OpPlan& op, SliceCall& call, VertexId vertex);
+  void issue_part(const Stage& stage, const SliceCall& call, const StagePart& part, VertexId vertex);
   void prepare_experts();
   std::byte* on_host(const OpPlan& op);
   void wait_for_counts(Stream& stream);
