@@ -386,6 +386,32 @@ TEST(DeviceMemoryPlan, EqualsTheDocumentedSizes) {
   EXPECT_EQ(made()->slice_memory(shape).keys_values_gradient, 0);
 }
 
+// As Experts.MemoryIsThatOfTheWorstDistribution of the CPU: rows with their probability take h + 8 elements.
+TEST(DeviceMemoryPlan, ExpertsHaveBuffersForTheWorstDistribution) {
+  Transformer model = small_expert_llama();
+  model.hidden = 32;
+  model.experts.ffn_hidden = 32;
+  model.experts.shared_ffn_hidden = 0;
+  model.experts.shared_gate = false;
+  const SliceShape shape{.sequences = 2, .tokens = 16};
+  const auto made = [&](int ep) {
+    const StageSpec spec{.model = model, .contents = {.layers = 1, .expert_layers = 1}, .expert_parallel = ep};
+    return device_kernels()->make_stage(spec, Precision::bfloat16);
+  };
+  const auto memory = [&](int ep) { return made(ep)->slice_memory(shape); };
+  constexpr std::int64_t h = 32, f = 32;
+  EXPECT_EQ(memory(2).to_input_gradient - memory(1).to_input_gradient, 2 * f * 2 * 64);
+  EXPECT_EQ(memory(2).to_weight_gradient - memory(1).to_weight_gradient, 2 * (h + 8 + f) * 64);
+  EXPECT_EQ(memory(2).output_gradients - memory(1).output_gradients, 2 * (2 * f + h) * 64);
+  EXPECT_EQ(memory(4).to_weight_gradient, memory(2).to_weight_gradient);
+  // Numbers of rows sent to and received for 4 experts in total, from all ranks.
+  EXPECT_EQ(made(1)->slice_host_bytes(), 2 * 4 * 4);
+  EXPECT_EQ(made(2)->slice_host_bytes(), 2 * 4 * 4);
+  // Gradients of experts end the gradients.
+  const StageMemory plan = made(2)->memory();
+  EXPECT_EQ(plan.gradients - plan.dense_gradients, 4 * 2 * 3 * h * f);
+}
+
 TEST(DeviceStage, RejectsUnsupportedModels) {
   const auto refusal = [](const std::function<void()>& call) -> std::string {
     try {
