@@ -19,6 +19,7 @@ torchtitan and others read the text of ``Schedule.to_csv`` (``pipeline_parallel_
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import statistics
 import tempfile
@@ -36,7 +37,7 @@ from . import _core
 from ._scenario import Scenario
 from ._schedule import B, F, I, Schedule, Step, W
 
-__all__ = ["Profile", "profile", "refusal", "runtime", "stages_of", "step", "trace"]
+__all__ = ["Profile", "core_wait_s", "profile", "refusal", "runtime", "stages_of", "step", "trace"]
 
 Loss = Callable[[Any, Any], Any]
 
@@ -138,6 +139,7 @@ class Profile:
     microbatches: int
     ranks: int
     repetitions: int
+    core_wait: float = 0.0  #: time in which the process that waited longest for a core did, over the time of the profile
     device: str = "cpu"
     torch: str = field(default_factory=lambda: str(torch.__version__))
 
@@ -181,16 +183,18 @@ def profile(
     pipeline = runtime(_serial(schedule), modules, loss_fn, device=device, group=group)
     seconds: dict[tuple[int, str], list[float]] = {}
     outputs = _time_ops(pipeline, seconds, torch.device(device))
+    begin, waited = time.perf_counter(), core_wait_s()
     for repetition in range(warm_up + repetitions):
         if repetition == warm_up:
             seconds.clear()
         step(pipeline, *one, target=one_target)
+    wait = (core_wait_s() - waited) / (time.perf_counter() - begin)
     for module in modules.values():
         module.zero_grad(set_to_none=True)
     transfer = _transfer_s(outputs.get(0), schedule, torch.device(device), group, repetitions)
     gathered: list[Any] = [None] * schedule.num_ranks
-    dist.all_gather_object(gathered, (seconds, transfer), group=group)
-    times = {key: values for part, _ in gathered for key, values in part.items()}
+    dist.all_gather_object(gathered, (seconds, transfer, wait), group=group)
+    times = {key: values for part, _, _ in gathered for key, values in part.items()}
     stages: list[dict[str, float]] = []
     spread: list[dict[str, float]] = []
     for stage in range(schedule.num_stages):
@@ -201,8 +205,29 @@ def profile(
             {"f": medians["F"], "b": medians.get("I", whole / 2), "w": medians.get("W", whole / 2)},
         )
         spread.append({kind: _relative_spread(values) for kind, values in kinds.items()})
-    cost = {"stages": stages, "comm": max(each for _, each in gathered)}
-    return Profile(cost, spread, schedule.num_microbatches, schedule.num_ranks, repetitions, str(torch.device(device)))
+    cost = {"stages": stages, "comm": max(each for _, each, _ in gathered)}
+    return Profile(
+        cost,
+        spread,
+        schedule.num_microbatches,
+        schedule.num_ranks,
+        repetitions,
+        max(each for _, _, each in gathered),
+        str(torch.device(device)),
+    )
+
+
+def core_wait_s() -> float:
+    """Returns the seconds that the threads of this process have waited for a core; 0 where Linux does not tell.
+
+    A measurement during which it grew is of a machine with other work.
+    """
+    total = 0
+    for thread in glob.glob("/proc/self/task/*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(thread, encoding="ascii") as file:
+                total += int(file.read().split()[1])
+    return total / 1e9
 
 
 def _serial(schedule: Schedule) -> Schedule:

@@ -4,16 +4,22 @@ Run by test_torch.py: python tests/python/pipelines.py RANKS FOLDER FAMILY... st
 in the process group of all; the results are printed as one JSON document.
 """
 
+import ast
 import datetime
+import importlib.util
 import json
+import logging
 import os
 import pathlib
 import sys
+import types
 
 import torch
 import torch.distributed as dist
+import torch.distributed.pipelining.schedules
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
 import sluice
 import sluice.torch
@@ -120,6 +126,56 @@ def schedule_of(family, ranks):
     return sluice.schedule(family, pp=ranks, microbatches=microbatches, **keys)
 
 
+def schedule_builder_of_torchtitan():
+    """Returns the function of torchtitan that builds a schedule, without importing its other dependencies."""
+    folder = importlib.util.find_spec("torchtitan").submodule_search_locations[0]
+    path = pathlib.Path(folder, "distributed", "pipeline_parallel.py")
+    (function,) = (
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "_build_pipeline_schedule"
+    )
+    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
+    names = {**vars(torch.distributed.pipelining.schedules), "os": os, "logger": logging.getLogger("torchtitan")}
+    exec(compile(ast.fix_missing_locations(ast.Module([future, function], [])), str(path), "exec"), names)
+    return names["_build_pipeline_schedule"]
+
+
+def run_in_torchtitan(family, ranks, folder):
+    """Returns the errors of losses and gradients with a schedule that torchtitan loads from our CSV."""
+    schedule = schedule_of(family, ranks)
+    path = pathlib.Path(folder, f"{family}-{ranks}-{dist.get_rank()}.csv")
+    path.write_text(schedule.to_csv())
+    modules = stages_of_model(schedule.num_stages)
+    own = sluice.torch.stages_of(schedule)
+    pipeline = schedule_builder_of_torchtitan()(
+        parallelism=types.SimpleNamespace(
+            pipeline_parallel_schedule_csv=str(path),
+            pipeline_parallel_schedule="",
+            pipeline_parallel_microbatch_size=1,
+            pipeline_parallel_degree=ranks,
+        ),
+        local_batch_size=schedule.num_microbatches,
+        stages=[PipelineStage(modules[s], s, schedule.num_stages, torch.device("cpu")) for s in own],
+        loss_fn=lambda output, target: (loss_fn(output, target), None),
+    )
+    inputs, targets = data(schedule.num_microbatches)
+    losses = [loss.item() for loss in sluice.torch.step(pipeline, inputs, target=targets)]
+    expected_losses, expected = one_process(schedule.num_microbatches)
+    stage = modules[own[-1]]
+    layer = LAYERS * own[-1] // schedule.num_stages
+    parameter = stage.layers[0].up.weight
+    wanted = expected[f"layers.{layer}.up.weight"] * schedule.num_microbatches  # torchtitan does not scale them
+    error = ((parameter.grad - wanted).abs().max() / wanted.abs().max()).item()
+    gathered = [None] * ranks
+    dist.all_gather_object(gathered, (losses, error))
+    found = next(part for part, _ in gathered if part)
+    return {
+        "losses": max(abs(a / b - 1) for a, b in zip(found, expected_losses, strict=True)),
+        "gradients": max(error for _, error in gathered),
+    }
+
+
 def run_family(family, ranks, folder):
     """Returns what the tests check: loss, gradients and order of the family."""
     schedule = schedule_of(family, ranks)
@@ -167,28 +223,30 @@ def run_family(family, ranks, folder):
 
 
 def profile_family(family, ranks, folder):
-    """Returns predicted and measured makespans of steps of a wider model, as medians."""
+    """Returns the predicted makespan of steps of a wider model, and the measured ones with their waits for a core."""
     schedule = sluice.schedule(family, pp=ranks, microbatches=4 * ranks)
     stages = stages_of_model(schedule.num_stages, width=192, layers=8, dtype=torch.float32)
     own = {stage: stages[stage] for stage in sluice.torch.stages_of(schedule)}
-    inputs, targets = data(schedule.num_microbatches, sequences=4, tokens=128)
+    inputs, targets = data(schedule.num_microbatches, sequences=2, tokens=128)
     measured = sluice.torch.profile(schedule, own, loss_fn, inputs, targets)
     pipeline = sluice.torch.runtime(schedule, own, loss_fn)
     sluice.torch.step(pipeline, inputs, target=targets)
-    spans = []
+    steps = []
     for repetition in range(7):
         traces = os.path.join(folder, f"profiled-{family}-{ranks}-{repetition}")
         with sluice.torch.trace(traces):
             dist.barrier()
+            waited = sluice.torch.core_wait_s()
             sluice.torch.step(pipeline, inputs, target=targets)
+            waited = sluice.torch.core_wait_s() - waited
+        waits = [None] * ranks
+        dist.all_gather_object(waits, waited)
         if dist.get_rank() == 0:
             ops = sluice.read_ops(traces)
-            spans.append((max(row.end for row in ops) - min(row.start for row in ops)) / 1e9)
-    if dist.get_rank() != 0:
-        return None
+            span = (max(row.end for row in ops) - min(row.start for row in ops)) / 1e9
+            steps.append({"seconds": span, "core_wait": max(waits) / span})
     predicted = sluice.simulate(schedule=schedule, uniform=measured.cost).makespan_s
-    return {"predicted_s": predicted, "measured_s": sorted(spans)[len(spans) // 2], "all_s": spans,
-            "cost": measured.cost, "spread": measured.spread}
+    return {"predicted_s": predicted, "steps": steps, "core_wait": measured.core_wait, "cost": measured.cost}
 
 
 def worker(rank, ranks, folder, task, families):
@@ -196,7 +254,7 @@ def worker(rank, ranks, folder, task, families):
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
     store = dist.FileStore(os.path.join(folder, f"store-{task}-{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
-    run = {"run": run_family, "profile": profile_family}[task]
+    run = {"run": run_family, "profile": profile_family, "torchtitan": run_in_torchtitan}[task]
     results = {}
     for family in families:
         results[family] = run(family, ranks, folder)

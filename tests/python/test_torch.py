@@ -1,8 +1,9 @@
 """PyTorch's pipelining runs our schedules. Needs PyTorch; tests/pytorch/install.sh installs it."""
 
+import importlib.util
 import json
-import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -25,6 +26,8 @@ REFUSED = {
     "pipedream": "schedules without a flush",
     "pipedream-2bw": "schedules without a flush",
 }
+
+QUIET = 0.02  # largest fraction of its time in which a process of a quiet machine waits for a core
 
 
 def start(folder, task, ranks, *families):
@@ -67,13 +70,21 @@ def test_traces_are_compared_and_analyzed(trained):
     assert sluice.simulate(analysis.scenario).schedule.num_ranks in (2, 4)
 
 
-def test_the_prediction_from_profiled_stages(tmp_path):
-    result = start(tmp_path, "profile", 2, "1f1b")["1f1b"]
-    error = result["predicted_s"] / result["measured_s"] - 1
-    # On a quiet machine 15 %. A machine that runs other programs measures longer steps than predicted.
-    assert -0.5 < error < 0.25, result
-    if os.environ.get("SLUICE_QUIET_MACHINE") == "yes":
-        assert abs(error) < 0.15, result
+@pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
+def test_the_prediction_from_profiled_stages(family, tmp_path):
+    result = start(tmp_path, "profile", 2, family)[family]
+    # Runs in which a process waited for a core, because the machine has other work, are set apart.
+    quiet = [step["seconds"] for step in result["steps"] if step["core_wait"] < QUIET]
+    if len(quiet) < 3 or result["core_wait"] > QUIET:
+        pytest.skip(f"SKIPPED: the machine is not quiet: {result}")
+    assert abs(result["predicted_s"] / statistics.median(quiet) - 1) < 0.15, result
+
+
+def test_torchtitan_reads_the_csv(tmp_path):
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("SKIPPED: torchtitan is not installed: tests/pytorch/install.sh installs it")
+    for family, result in start(tmp_path, "torchtitan", 2, "1f1b", "interleaved-zb", "zb-v", "hanayo").items():
+        assert result["losses"] < 1e-12 and result["gradients"] < 1e-12, family
 
 
 def test_wrong_processes(tmp_path):
