@@ -3,19 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string>
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
+#include "model/input/numbers.h"
 
 namespace sluice::model {
 namespace {
 
 double parse_seconds(std::string_view text, std::string_view key) {
   double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !(value >= 0 && value <= 1e8)) {
+  if (!parse_number(text, value) || !(value >= 0 && value <= 1e8)) {
     throw InputError(fmt::format("--uniform: {}: expected seconds between 0 and 1e8, got '{}'", key, text));
   }
   return value;

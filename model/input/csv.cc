@@ -9,6 +9,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/nearest.h"
+#include "model/input/numbers.h"
 #include "model/input/printable.h"
 
 namespace sluice::model {
@@ -127,10 +128,7 @@ const std::string& CsvTable::text(int row, std::string_view column) const { retu
 double CsvTable::number(int row, std::string_view column, double low, double high) const {
   const std::string& cell = text(row, column);
   double value = 0;
-  const auto [rest, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  if (error != std::errc() || rest != cell.data() + cell.size() || !std::isfinite(value)) {
-    fail(row, column, "expected a number");
-  }
+  if (!parse_number(cell, value) || !std::isfinite(value)) fail(row, column, "expected a number");
   if (value < low || value > high) fail(row, column, fmt::format("expected a number from {} to {}", low, high));
   return value;
 }

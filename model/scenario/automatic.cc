@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,16 +9,16 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/input/numbers.h"
 
 namespace sluice::model {
 namespace {
 
 // Splits "60GiB" in 60 and "GiB". Returns nothing unless it begins with a number from 0 to 1e15.
 std::optional<std::pair<double, std::string_view>> value_and_unit(const std::string& text) {
-  double value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || !(value >= 0 && value <= 1e15)) return {};
-  return std::pair(value, std::string_view(rest, static_cast<std::size_t>(text.data() + text.size() - rest)));
+  const LeadingNumber number = leading_number(text);
+  if (!number.found || !(number.value >= 0 && number.value <= 1e15)) return {};
+  return std::pair(number.value, number.rest);
 }
 
 std::optional<std::int64_t> bytes_in(double value, std::string_view unit) {

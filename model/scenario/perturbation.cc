@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string_view>
 
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/input/numbers.h"
 #include "model/schedule/schedule.h"
 
 namespace sluice::model {
@@ -34,11 +34,10 @@ Jitter parse_jitter(const std::string& text, const std::string& place) {
   Jitter jitter{.kind = static_cast<Jitter::Kind>(known - kJitters.begin())};
   if (none) return jitter;
   const double most = kMostSpread[static_cast<std::size_t>(jitter.kind)];
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data() + colon + 1, end, jitter.spread);
-  if (error != std::errc() || rest != end || !(jitter.spread >= 0 && jitter.spread <= most)) {
-    throw InputError(fmt::format("{}: expected a spread from 0 to {} after '{}:', got '{}'", place, most, name,
-                                 text.substr(colon + 1)));
+  const std::string spread = text.substr(colon + 1);
+  if (!parse_number(spread, jitter.spread) || !(jitter.spread >= 0 && jitter.spread <= most)) {
+    throw InputError(
+        fmt::format("{}: expected a spread from 0 to {} after '{}:', got '{}'", place, most, name, spread));
   }
   return jitter;
 }

@@ -92,7 +92,9 @@ class Reading {
       scenario_.model = read_model_file(model);
     } else {
       scenario_.model = model.has("model_type") ? transformer_from_hf(model) : transformer_from_json(model);
-      if (!model.has("name")) {
+      if (model.has("name")) {
+        scenario_.model->name = model.string("name");
+      } else {
         scenario_.model->name = fmt::format("{} layers of {}", scenario_.model->layers, scenario_.model->hidden);
       }
     }

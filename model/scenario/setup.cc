@@ -49,8 +49,9 @@ void set_sizes(const Scenario& scenario, Schedule& schedule) {
   }
 }
 
-Schedule read_schedule(const Scenario& scenario) {
-  const std::string text = read_file(scenario.schedule);
+}  // namespace
+
+Schedule parse_schedule(const Scenario& scenario, std::string_view text) {
   const bool csv = scenario.schedule.ends_with(".csv");
   Schedule schedule = csv ? schedule_from_csv(text, scenario.schedule) : schedule_from_json(text, scenario.schedule);
   agree(scenario, "/parallelism/pp", scenario.training.pp, schedule.num_ranks());
@@ -63,8 +64,6 @@ Schedule read_schedule(const Scenario& scenario) {
   return schedule;
 }
 
-}  // namespace
-
 OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name) {
   try {
     return lower(schedule, options);
@@ -75,7 +74,7 @@ OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, co
 }
 
 Schedule make_schedule(const Scenario& scenario) {
-  if (names_file(scenario.schedule)) return read_schedule(scenario);
+  if (names_file(scenario.schedule)) return parse_schedule(scenario, read_file(scenario.schedule));
   const Family& family = find_family(scenario.schedule, scenario.source + ": /schedule/name");
   return make_schedule(family, family_params(scenario));
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/graph/lowering.h"
@@ -15,6 +16,10 @@ namespace sluice::model {
 // Returns the schedule of a scenario: of a family, or read from a file, which must then agree with the scenario's
 // sizes. Throws InputError, or ScheduleError for an invalid file.
 Schedule make_schedule(const Scenario& scenario);
+
+// Parses `text`, the contents of the schedule file that the scenario names: CSV if the name ends in .csv, otherwise
+// JSON. Throws as above.
+Schedule parse_schedule(const Scenario& scenario, std::string_view text);
 
 // Returns the sizes that a scenario specifies for its family. Throws InputError for a missing one.
 FamilyParams family_params(const Scenario& scenario);

@@ -302,7 +302,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
   std::vector<std::size_t> lane_end(lanes.size(), 0);
   for (const Vertex& vertex : graph.vertices()) ++lane_end[vertex.lane];
   std::exclusive_scan(lane_end.begin(), lane_end.end(), lane_end.begin(), std::size_t{0});
-  const auto by_lane = std::make_unique_for_overwrite<Served[]>(graph.size());
+  const auto by_lane = std::make_unique<Served[]>(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
     const auto row = [&] {

@@ -1,8 +1,8 @@
 #include "sim/engine/parallel.h"
 
-#ifdef SLUICE_HAVE_TBB
+#if defined(SLUICE_HAVE_TBB)
 #include <tbb/parallel_for.h>
-#else
+#elif !defined(SLUICE_NO_THREADS)
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -13,13 +13,19 @@
 
 namespace sluice::sim {
 
-#ifdef SLUICE_HAVE_TBB
+#if defined(SLUICE_HAVE_TBB)
 
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
   // One index per task: each is a simulation.
   tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1), [&](const tbb::blocked_range<std::int64_t>& range) {
     for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i);
   });
+}
+
+#elif defined(SLUICE_NO_THREADS)
+
+void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
+  for (std::int64_t i = 0; i < count; ++i) body(i);
 }
 
 #else

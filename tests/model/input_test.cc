@@ -7,12 +7,14 @@
 
 #include <csignal>
 #include <filesystem>
+#include <tuple>
 
 #include "model/errors.h"
 #include "model/input/csv.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/input/numbers.h"
 #include "model/units.h"
 
 namespace sluice::test {
@@ -172,6 +174,25 @@ TEST(Csv, ErrorsNameFileRowAndColumn) {
             "t.csv: row 2, column time: expected a number, got '2.5x'");
   EXPECT_EQ(error_of([&] { (void)table.integer(1, "layers", 1, 10); }),
             "t.csv: row 2, column layers: expected a whole number from 1 to 10, got '-1'");
+}
+
+TEST(Numbers, AreDecimalWithoutBlanksAndPlusSign) {
+  for (const auto& [text, value, rest] : {std::tuple("60GiB", 60.0, "GiB"),
+                                          {"-1.5e3", -1500.0, ""},
+                                          {".5,", 0.5, ","},
+                                          {"0x10", 0.0, "x10"},
+                                          {"1-2", 1.0, "-2"},
+                                          {"0.1", 0.1, ""}}) {
+    const LeadingNumber number = leading_number(text);
+    EXPECT_TRUE(number.found) << text;
+    EXPECT_EQ(number.value, value) << text;
+    EXPECT_EQ(number.rest, rest) << text;
+  }
+  for (const char* text : {"", "+1", " 1", "e5", "GiB", "1e400"}) EXPECT_FALSE(leading_number(text).found) << text;
+  double value = 0;
+  EXPECT_TRUE(parse_number("2.25", value));
+  EXPECT_EQ(value, 2.25);
+  EXPECT_FALSE(parse_number("2.25 ", value));
 }
 
 }  // namespace
