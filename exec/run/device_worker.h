@@ -131,8 +131,8 @@ class DeviceWorker final : public Worker {
   StreamGroup* tensor_ = nullptr;     // of the tensor-parallel ranks; null without tensor parallelism
   std::vector<StreamGroup*> groups_;  // by RankPlan::collectives; null for groups of one rank
   // With expert parallelism; of woven blocks a group of its own, on the stream `exchanges_`.
-  std::unique_ptr<ExpertStreams> experts_;
-  std::unique_ptr<ExpertStreams> woven_experts_;
+  std::unique_ptr<StreamGroup> experts_;
+  std::unique_ptr<StreamGroup> woven_experts_;
   StreamGroup* expert_data_ = nullptr;             // of the ranks with the same experts; null if there are no others
   std::function<void(Stream&)> counts_wait_;       // wait_for_counts
   std::vector<std::int64_t> host_offsets_;         // by chunk, of the blocks of its units in counts_on_host_
