@@ -36,7 +36,7 @@ def test_plans_that_do_not_exist():
 def test_interrupts_end_a_plan():
     threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        sluice.plan(sluice.Scenario(**{**LLAMA, "gbs": 2048}), gpus=1024)
+        sluice.plan(sluice.Scenario(**LLAMA), gpus=64)
 
 
 def test_cuts_of_sequences(source):

@@ -198,15 +198,13 @@ std::string searched_plan(const PlanRequest& request, const nlohmann::json& docu
     plan.end_round();
   }
   if (!stop) refine_plan(plan, request, &stop);
+  if (stop) return "";
   PlanReport report = report_of(plan, request);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  report.interrupted = stop;
-  if (!stop) {
-    if (const std::string invalid = plan_invalid(plan); !invalid.empty()) {
-      throw_invalid(request, document, plan, invalid);
-    }
-    if (const std::string refusal = plan_refusal(plan); !refusal.empty()) throw DoesNotFit(refusal);
+  if (const std::string invalid = plan_invalid(plan); !invalid.empty()) {
+    throw_invalid(request, document, plan, invalid);
   }
+  if (const std::string refusal = plan_refusal(plan); !refusal.empty()) throw DoesNotFit(refusal);
   return plan_json(report);
 }
 

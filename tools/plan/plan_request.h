@@ -57,7 +57,7 @@ std::string ignored_by_plan(const std::string& file);
 [[noreturn]] void throw_invalid(const PlanRequest& request, const nlohmann::json& document, const Plan& plan,
                                 std::string reason);
 
-// Searches the plan in this process until `*stop` is set, and returns JSON, schema sluice.plan/1. Throws InputError,
+// Searches the plan in this process, and returns JSON, schema sluice.plan/1; "" once `stop` is set. Throws InputError,
 // also if all configurations are invalid, and DoesNotFit if none fits.
 std::string searched_plan(const PlanRequest& request, const nlohmann::json& document, const std::atomic<bool>& stop);
 
