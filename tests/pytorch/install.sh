@@ -10,7 +10,12 @@ if [ "${SLUICE_INSTALL:-yes}" = no ] ||
   "$folder/bin/python" -c 'import torch, megatron.core, torchtitan, pytest, mypy, nbclient, ipykernel, pandas' 2>/dev/null; then
   exit 0
 fi
-tools/install-packages.sh python3-venv
+packages=(python3-venv)
+# Debian's Python has its headers, which the extension of the Python package needs, in a package of their own.
+if ! python3 -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
+  packages+=(python3-dev)
+fi
+tools/install-packages.sh "${packages[@]}"
 # Other versions of this package bring CUDA libraries of several gigabytes. Megatron-core and torchtitan without their
 # dependencies, of which the code that the tests call needs none.
 { python3 -m venv "$folder" &&
