@@ -107,8 +107,8 @@ class Plan(_Document):
 def plan(scenario: Source, /, **keys: Unpack[PlanKeys]) -> Plan:
     """Searches all configurations of a model on a cluster for the fastest that fits in memory.
 
-    The keys of the scenario that a plan chooses are ignored. Ctrl-C ends the search. Raises InputError, and DoesNotFit if
-    no configuration fits.
+    The keys of the scenario that a plan chooses are ignored. Ctrl-C ends the search. Raises InputError, and DoesNotFit
+    if no configuration fits.
     """
     base = scenario if isinstance(scenario, Scenario) else Scenario(scenario)
     request = _core.PlanRequest()

@@ -75,9 +75,10 @@ def runtime(
     reason = refusal(schedule)
     if reason:
         raise _core.InputError(reason)
-    if dist.get_world_size(group) != schedule.num_ranks:
+    processes = dist.get_world_size(group)
+    if processes != schedule.num_ranks:
         raise _core.InputError(
-            f"sluice.torch: the schedule has {schedule.num_ranks} ranks, the group {dist.get_world_size(group)} processes"
+            f"sluice.torch: the schedule has {schedule.num_ranks} ranks, the group {processes} processes"
         )
     own = stages_of(schedule, group)
     if sorted(modules) != own:
@@ -139,7 +140,7 @@ class Profile:
     microbatches: int
     ranks: int
     repetitions: int
-    core_wait: float = 0.0  #: time in which the process that waited longest for a core did, over the time of the profile
+    core_wait: float = 0.0  #: of the profile's time, in the process that waited longest for a core
     device: str = "cpu"
     torch: str = field(default_factory=lambda: str(torch.__version__))
 
@@ -174,8 +175,8 @@ def profile(
     """Measures the ops of all stages, and one transfer, on this machine.
 
     One microbatch passes through all stages and back, so that only one process computes at a time; its backwards are
-    split if those of the schedule are. ``inputs`` and ``target`` are those of a whole batch. Gradients accumulate in the
-    modules as in a step; they are set to None at the end. The result is the same on all ranks.
+    split if those of the schedule are. ``inputs`` and ``target`` are those of a whole batch. Gradients accumulate in
+    the modules as in a step; they are set to None at the end. The result is the same on all ranks.
     """
     batch = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     one = tuple(each.tensor_split(schedule.num_microbatches)[0] for each in batch)

@@ -1,4 +1,4 @@
-"""Megatron-core's interleaved order is that of the family interleaved-1f1b, and with overlapped experts combined-1f1b."""
+"""Megatron-core's interleaved order is that of interleaved-1f1b, and with overlapped experts of combined-1f1b."""
 
 import itertools
 import types
