@@ -16,7 +16,12 @@ check_format() {
 }
 build() { cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"; }
 browser() {
-  tests/browser/install.sh && ctest --preset release -L browser
+  # The command with the engine of live pages, which Emscripten compiles.
+  tests/browser/install.sh || return
+  if command -v em++ >/dev/null; then
+    cmake --preset release -DSLUICE_LIVE=ON >/dev/null && cmake --build --preset release -j "$jobs" --target sluice || return
+  fi
+  ctest --preset release -L browser
 }
 
 pytorch() {
@@ -30,7 +35,8 @@ python_package() {
 }
 
 install() {
-  tools/install-packages.sh clang clang-format clang-tidy libclang-rt-dev libsimgrid-dev zsh fish mandoc file dpkg-dev
+  tools/install-packages.sh clang clang-format clang-tidy libclang-rt-dev libsimgrid-dev zsh fish mandoc file dpkg-dev \
+    emscripten
 }
 
 case ${1:-} in

@@ -38,7 +38,7 @@ Subcommand add_help_command(CLI::App& app) {
 
 }  // namespace
 
-std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string> arguments) {
+std::vector<Subcommand> add_all_commands(CLI::App& app, const std::vector<std::string>& arguments) {
   app.name("sluice");
   app.description(
       "Sluice predicts, plans and runs pipeline-parallel training of large language models.\n\n"
@@ -59,8 +59,8 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
                                       add_weave_command(app),
                                       add_import_command(app),
                                       add_compare_command(app),
-                                      add_analyze_command(app, std::move(arguments)),
-                                      add_schedules_command(app),
+                                      add_analyze_command(app, arguments),
+                                      add_schedules_command(app, std::move(arguments)),
                                       add_schedule_command(app),
                                       add_run_command(app),
                                       like ? add_profile_like_command(app) : add_profile_command(app),

@@ -1,7 +1,7 @@
 // Generates reports with the command and opens them in a headless browser. Any error of a page fails its test.
 
 import assert from 'node:assert/strict';
-import {execFileSync} from 'node:child_process';
+import {execFileSync, spawnSync} from 'node:child_process';
 import {mkdtempSync, rmSync, statSync, writeFileSync} from 'node:fs';
 import {tmpdir} from 'node:os';
 import {join} from 'node:path';
@@ -20,6 +20,11 @@ export function write(name, text) {
   const path = join(folder, name);
   writeFileSync(path, text);
   return path;
+}
+
+// Runs `sluice ARGUMENTS`. Returns {status, stdout, stderr}.
+export function command(...words) {
+  return spawnSync(sluice, words, {encoding: 'utf8', maxBuffer: 1 << 28});
 }
 
 // Runs `sluice simulate ARGUMENTS --report`. Returns the path of the report.

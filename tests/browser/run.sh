@@ -11,4 +11,8 @@ command -v node >/dev/null || skip "node is not installed (Debian: nodejs)"
 browser=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
 [ -n "$browser" ] || skip "chromium is not installed"
 [ -d node_modules/playwright-core ] || skip "playwright-core is not installed (npm ci in tests/browser)"
-exec node report.mjs "$1" "$browser"
+node report.mjs "$1" "$browser"
+if out=$("$1" simulate --schedule 1f1b --pp 2 --microbatches 2 --report /dev/null --live 2>&1); then
+  exec node live.mjs "$1" "$browser"
+fi
+echo "SKIPPED: live pages were not tested: $out" >&2

@@ -87,7 +87,4 @@ class ScenarioFlags {
   std::unique_ptr<Values> values_;
 };
 
-// Returns a warning if the scenario's calibration was made from another model, framework, precision or GPU; "" if not.
-std::string calibration_warning(const Scenario& scenario);
-
 }  // namespace sluice::tools

@@ -17,6 +17,7 @@
 #include "model/schedule/family.h"
 #include "model/to_size.h"
 #include "sim/planner/plan.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/interrupt.h"
 #include "tools/command/messages.h"

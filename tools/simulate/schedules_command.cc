@@ -1,9 +1,18 @@
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "model/errors.h"
 #include "model/schedule/family.h"
 #include "tools/command/command.h"
+#include "tools/command/outputs.h"
+#include "tools/simulate/families_json.h"
+#include "tools/simulate/gallery.h"
+#include "tools/simulate/simulation_report.h"
 
 namespace sluice::tools {
 namespace {
@@ -28,39 +37,28 @@ void print_table() {
   fmt::print("\nBesides these families, --schedule auto searches for a schedule for given costs and memory.\n");
 }
 
-void print_json() {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const Family& family : all_families()) {
-    rows.push_back({{"name", family.name},
-                    {"aliases", family.aliases},
-                    {"summary", family.summary},
-                    {"source", family.source},
-                    {"fixed_chunks", family.fixed_chunks},
-                    {"default_chunks", family.default_chunks},
-                    {"sliced", family.sliced},
-                    {"split_backward", family.split_backward},
-                    {"grouped", family.grouped},
-                    {"asynchronous", family.asynchronous},
-                    {"replicas", family.replicas}});
-  }
-  fmt::print("{}\n", nlohmann::ordered_json{{"schema", "sluice.families/1"}, {"families", rows}}.dump(2));
-}
-
 }  // namespace
 
-Subcommand add_schedules_command(CLI::App& app) {
+Subcommand add_schedules_command(CLI::App& app, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand("schedules",
                                          "List the schedule families, with their parameters, purpose and source.\n\n"
                                          "Examples:\n"
                                          "  sluice schedules\n"
-                                         "  sluice schedules --json");
+                                         "  sluice schedules --json\n"
+                                         "  sluice schedules --gallery families.html");
   command->group("Schedules");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print one JSON document (sluice.families/1)");
-  return {command, [json] {
-            if (*json) {
-              print_json();
+  const auto gallery = std::make_shared<std::string>();
+  add_output(*command, "--gallery", *gallery,
+             "Write an HTML page to this file with the timelines of all families on one time axis");
+  return {command, [json, gallery, arguments = std::move(arguments)] {
+            if (*json && !gallery->empty()) throw InputError("schedules: --json and --gallery exclude each other");
+            if (!gallery->empty()) {
+              write_gallery(*gallery, shell_line(arguments));
+            } else if (*json) {
+              fmt::print("{}\n", families_json().dump(2));
             } else {
               print_table();
             }

@@ -13,6 +13,7 @@
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/automatic.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
@@ -21,6 +22,7 @@
 #include "tools/command/scenario_flags.h"
 #include "tools/command/terminal.h"
 #include "tools/simulate/explain_output.h"
+#include "tools/simulate/live_page.h"
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
@@ -54,6 +56,7 @@ struct SimulateOptions {
   bool svg_no_memory = false;
   FigureOptions figure;  // without these two
   std::string report;
+  bool live = false;
   std::string compare_with;
   std::vector<std::string> arguments;
   std::unique_ptr<ScenarioFlags> flags;
@@ -98,8 +101,12 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
   if (!options.report.empty()) {
     const bool own = !options.file.empty() && !ScenarioFlags::is_imported(options.file);
     const std::string text = own ? ScenarioFlags::file_text(options.file) : "";
+    std::optional<LivePage> live;
+    if (options.live) {
+      live = live_page(setup, prediction, run_document(options), ScenarioFlags::folder_of(options.file));
+    }
     write_simulation_report(options.report, setup, prediction, scenario_text(run_document(options), text),
-                            second ? &*second : nullptr, shell_line(options.arguments));
+                            second ? &*second : nullptr, std::move(live), shell_line(options.arguments));
   }
 }
 
@@ -205,6 +212,9 @@ int simulate_command(const SimulateOptions& options) {
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
   refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
          "--compare-with needs --report or --svg");
+  refuse(options.live && options.report.empty(), "--live needs --report");
+  refuse(options.live && !options.compare_with.empty(), "--live and --compare-with exclude each other");
+  if (options.live) require_live_engine();
   for (const auto& [given, rule] : {std::pair(options.figure.transfers, "--svg-transfers needs --svg"),
                                     {options.svg_no_memory, "--svg-no-memory needs --svg"},
                                     {options.figure.title.has_value(), "--svg-title needs --svg"},
@@ -305,6 +315,10 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
              "Write a figure to this file: timeline and memory, or with --sweep a curve over its first key");
   add_figure_flags(*command, *options);
   add_output(*command, "--report", options->report, "Write a self-contained HTML report to this file");
+  command->add_flag(
+      "--live", options->live,
+      "Make the report live: it carries the engine and simulates again as its reader changes the schedule, "
+      "sizes and times (needs a build with Emscripten; default: off)");
   command
       ->add_option("--compare-with", options->compare_with,
                    "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "

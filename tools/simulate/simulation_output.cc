@@ -15,9 +15,9 @@
 #include "model/cost/woven_blocks.h"
 #include "model/to_size.h"
 #include "model/workload/transformer_footprint.h"
-#include "tools/command/scenario_flags.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/simulate/explain_output.h"
-#include "tools/simulate/simulation_report.h"
+#include "tools/simulate/report_run.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {

@@ -11,101 +11,12 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/schedule/family.h"
-#include "model/timeline/causes.h"
-#include "model/timeline/critical_path.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/version.h"
-#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
-
-double fraction(Duration part, Duration whole) {
-  return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
-}
-
-// Returns for example "97 % compute, 3 % transfers", without parts below 0.1 %.
-std::string path_text(const CriticalPath& path, Duration makespan) {
-  std::string out;
-  const auto add = [&](Duration part, std::string_view name) {
-    const double of = fraction(part, makespan);
-    if (of < 0.001) return;
-    if (!out.empty()) out += ", ";
-    out += fmt::format("{:.1f} % {}", 100 * of, name);
-  };
-  add(path.compute, "compute");
-  add(path.transfer, "transfers");
-  add(path.latency, "latency");
-  add(path.collective, "collectives");
-  add(path.optimizer, "optimizer");
-  add(path.idle, "idle");
-  return out;
-}
-
-// Returns for example "warm-up 41 %, drain 49 %", in percent of all idle time.
-std::string causes_text(const std::vector<IdleByCause>& idle) {
-  constexpr const char* kWords[kNumIdleCauses] = {"warm-up", "drain", "sender", "slice", "link", "optimizer", "other"};
-  IdleByCause sum{};
-  Duration all{0};
-  for (const IdleByCause& of : idle) {
-    for (std::size_t c = 0; c < sum.size(); ++c) {
-      sum[c] += of[c];
-      all += of[c];
-    }
-  }
-  std::string out;
-  for (std::size_t c = 0; c < sum.size(); ++c) {
-    if (sum[c].count() == 0) continue;
-    if (!out.empty()) out += ", ";
-    out += fmt::format("{} {:.0f} %", kWords[c], 100 * fraction(sum[c], all));
-  }
-  return out;
-}
-
-std::vector<ReportMetric> headline(const Setup& setup, const Prediction& prediction) {
-  const Metrics& metrics = prediction.metrics;
-  const Schedule& schedule = setup.schedule();
-  const bool flush = schedule.weight_policy() == WeightPolicy::flush;
-  const Duration iteration =
-      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
-  std::vector<ReportMetric> out;
-  out.push_back(
-      {"Iteration", time_text(iteration),
-       flush ? "one batch, from the first start to the last end" : "per batch, without a flush between batches",
-       to_seconds(iteration)});
-  const Throughput& throughput = prediction.throughput;
-  if (throughput.tokens_per_s > 0) {
-    out.push_back({"Tokens/s", grouped(throughput.tokens_per_s),
-                   fmt::format("over all {} GPUs", setup.scenario().training.world_size()), throughput.tokens_per_s});
-  }
-  if (throughput.mfu > 0) {
-    out.push_back({"MFU", fmt::format("{:.1f} %", 100 * throughput.mfu),
-                   fmt::format("{:.1f} TFLOP/s per device, of the peak with {} bits",
-                               throughput.model_tflops_per_device, traits_of(setup.scenario().training.precision).bits),
-                   throughput.mfu, true});
-  } else if (throughput.model_tflops_per_device > 0) {
-    out.push_back({"TFLOP/s per device", fmt::format("{:.1f}", throughput.model_tflops_per_device),
-                   "model FLOPs, without recomputation", throughput.model_tflops_per_device});
-  }
-  if (prediction.fit) {
-    const Fit& fit = *prediction.fit;
-    out.push_back({"Memory", fmt::format("{:.1f} GiB", static_cast<double>(fit.needed_bytes) / kGiB),
-                   fmt::format("of {:.1f} GiB; peak on rank {}, including the allocator's overhead",
-                               static_cast<double>(fit.capacity_bytes) / kGiB, fit.rank),
-                   static_cast<double>(fit.needed_bytes), false, fit.fits ? "" : "does not fit"});
-  }
-  if (!flush) {
-    out.push_back({"Makespan", time_text(metrics.makespan), fmt::format("for {} batches", schedule.num_batches()),
-                   to_seconds(metrics.makespan)});
-  }
-  out.push_back({"Period", time_text(prediction.period),
-                 "time per batch when batches follow each other without a barrier", to_seconds(prediction.period)});
-  for (ReportMetric& metric : timeline_headline(metrics, prediction.idle, prediction.critical_path)) {
-    out.push_back(std::move(metric));
-  }
-  return out;
-}
 
 // Returns a word quoted for a shell where needed.
 std::string shell_word(const std::string& word) {
@@ -117,23 +28,6 @@ std::string shell_word(const std::string& word) {
 }
 
 }  // namespace
-
-std::vector<ReportMetric> timeline_headline(const Metrics& metrics, const std::vector<IdleByCause>& idle,
-                                            const CriticalPath& path) {
-  const std::string causes = causes_text(idle);
-  return {{"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
-           causes.empty() ? "idle fraction of all rank time" : "idle fraction of all rank time: " + causes,
-           metrics.bubble_fraction, true},
-          {"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
-           fmt::format("makespan over the busiest rank's compute time, {}", time_text(metrics.ideal)),
-           metrics.bubble_over_ideal, true},
-          {"Span", time_text(metrics.span), "longest time between the first and last op of a rank",
-           to_seconds(metrics.span)},
-          {"Critical path",
-           fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
-           path_text(path, metrics.makespan),
-           {}}};
-}
 
 SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file) {
   namespace fs = std::filesystem;
@@ -163,13 +57,6 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
   return run;
 }
 
-std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction& prediction) {
-  if (!prediction.fit || !setup.scenario().cluster) return std::nullopt;
-  const auto& gpu = setup.scenario().cluster->gpu;
-  const auto free = static_cast<double>(prediction.fit->capacity_bytes - gpu.reserved_bytes);
-  return static_cast<std::int64_t>(free / (1 + gpu.fragmentation));
-}
-
 std::string scenario_text(const nlohmann::json& document, const std::string& text) {
   if (!text.empty()) {
     Json written = parse_json(text, "scenario");
@@ -182,45 +69,10 @@ std::string scenario_text(const nlohmann::json& document, const std::string& tex
   return document.dump(2) + "\n";
 }
 
-std::string schedule_name(const Setup& setup) {
-  const std::string& name = setup.scenario().schedule;
-  if (names_file(name)) return std::filesystem::path(name).stem().string();
-  return name == kAutomatic ? std::string(kAutomatic) : setup.schedule().family();
-}
-
-std::string run_title(const Setup& setup) {
-  const Schedule& schedule = setup.schedule();
-  std::string out = schedule_name(setup) + ", " + counted(schedule.num_ranks(), "rank", "s");
-  if (schedule.num_chunks() > 1) out += fmt::format(" x {} chunks", schedule.num_chunks());
-  out += ", " + counted(schedule.num_microbatches(), "microbatch", "es");
-  if (schedule.sliced()) out += fmt::format(" x {} slices", schedule.max_slices());
-  if (schedule.num_batches() > 1) out += fmt::format(", {} batches", schedule.num_batches());
-  return out;
-}
-
 std::string shell_line(const std::vector<std::string>& arguments) {
   std::string out = "sluice";
   for (std::size_t i = 1; i < arguments.size(); ++i) out += " " + shell_word(arguments[i]);
   return out;
-}
-
-DrawnRun drawn_run(const Setup& setup, const Prediction& prediction) {
-  return {.graph = &setup.graph(),
-          .timeline = &prediction.timeline,
-          .metrics = &prediction.metrics,
-          .memory = prediction.memory,
-          .title = run_title(setup),
-          .parts = part_rows(setup.graph(), setup.cost(), prediction.timeline),
-          .capacity_bytes = tensor_capacity(setup, prediction)};
-}
-
-ReportRun report_run(const Setup& setup, const Prediction& prediction, std::string scenario) {
-  ReportRun run;
-  run.name = run_title(setup);
-  run.drawn = drawn_run(setup, prediction);
-  run.headline = headline(setup, prediction);
-  run.scenario = std::move(scenario);
-  return run;
 }
 
 Report simulation_report(const Setup& setup, const Prediction& prediction, const std::string& scenario,
@@ -242,8 +94,11 @@ Report simulation_report(const Setup& setup, const Prediction& prediction, const
 }
 
 void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
-                             const std::string& scenario, const SimulatedRun* second, const std::string& command_line) {
-  write_report_file(path, simulation_report(setup, prediction, scenario, second, command_line));
+                             const std::string& scenario, const SimulatedRun* second, std::optional<LivePage> live,
+                             const std::string& command_line) {
+  Report report = simulation_report(setup, prediction, scenario, second, command_line);
+  report.live = std::move(live);
+  write_report_file(path, report);
 }
 
 }  // namespace sluice::tools

@@ -12,6 +12,7 @@
 #include "sim/engine/parallel.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/text/quantity_text.h"

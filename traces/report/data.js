@@ -106,12 +106,21 @@ function fractionOfInk(run, i, wanted, mask) {
   return (first + ((run.partner.ink[run.partnerOf[i]] & mask) === wanted ? 1 : 0)) / 2;
 }
 
-async function loadRun(index, name) {
-  const header = JSON.parse(document.getElementById('run-' + index).textContent);
-  const base = document.getElementById('columns-' + index);
-  const columns = columnsOf(header.columns, await inflated(bytesOfBase64(base.textContent)));
-  base.remove();
+// Reads and removes the text of a script element: a zlib stream in base64. Returns its contents as an ArrayBuffer.
+function unpacked(id) {
+  const script = document.getElementById(id);
+  const bytes = bytesOfBase64(script.textContent);
+  script.remove();
+  return inflated(bytes);
+}
 
+async function loadRun(index, name) {
+  return decodeRun(JSON.parse(document.getElementById('run-' + index).textContent), await unpacked('columns-' + index), name);
+}
+
+// Returns the run of a header and the columns that it lists.
+function decodeRun(header, buffer, name) {
+  const columns = columnsOf(header.columns, buffer);
   const {kind, stage, slice, critical, microbatch, need, slack, gap: start, duration} = columns;
   const n = kind.length;
   const end = new Float64Array(n);

@@ -6,34 +6,41 @@ const kCurvesHeight = 220;
 
 class Curves {
   constructor(run, letter, box, most) {
-    this.run = run;
-    this.most = most;  // upper end of the scale, common to both runs
-    this.chosen = run.memory.worst;
     this.canvas = element('canvas', '');
     this.surface = new Surface(this.canvas);
     this.box = element('div', 'curves', this.canvas);
     this.box.setAttribute('role', 'img');
-    const {memory} = run;
-    const select = element('select', '');
-    for (let rank = 0; rank < run.ranks; ++rank) {
-      const worst = rank === memory.worst ? ', highest' : '';
-      const option = element('option', '', `rank ${rank}: ${bytesText(memory.peak[rank])}${worst}`);
-      option.value = rank;
-      select.append(option);
-    }
-    select.value = this.chosen;
-    select.addEventListener('change', () => {
-      this.chosen = Number(select.value);
+    this.select = element('select', '');
+    this.select.addEventListener('change', () => {
+      this.chosen = Number(this.select.value);
       this.name();
       view.repaint();
     });
     this.title = element('span', '');
-    box.append(element('div', 'plot',
-                       element('div', 'plot-head', element('h3', '', ...(letter ? [element('span', 'run', letter), ' '] : []), 'Memory'),
-                               this.title, element('label', '', 'Rank ', select)), this.box));
-    this.name();
+    this.plot = element('div', 'plot',
+                        element('div', 'plot-head', element('h3', '', ...(letter ? [element('span', 'run', letter), ' '] : []), 'Memory'),
+                                this.title, element('label', '', 'Rank ', this.select)), this.box);
+    box.append(this.plot);
+    this.setRun(run, most);
     followPointer(this.box, (event) => this.point(event), (event) => this.point(event));
     view.painters.push(this);
+  }
+
+  // Sets the run, and the upper end of the scale, which is common to both runs.
+  setRun(run, most) {
+    const {memory} = run;
+    this.run = run;
+    this.most = most;
+    this.chosen = memory.worst;
+    const options = memory.peak.map((peak, rank) => {
+      const worst = rank === memory.worst ? ', highest' : '';
+      const option = element('option', '', `rank ${rank}: ${bytesText(peak)}${worst}`);
+      option.value = rank;
+      return option;
+    });
+    this.select.replaceChildren(...options);
+    this.select.value = this.chosen;
+    this.name();
   }
 
   name() {

@@ -128,6 +128,18 @@ function layout() {
   view.repaint();
 }
 
+// Hides the checkboxes of lanes that no run has.
+function offerLanes() {
+  const has = (kind) => timelines.some(({run}) => run.lanes.some((lane) => lane.kind === kind && lane.last > lane.first));
+  byId('show-links').closest('label').hidden = !has('link');
+  byId('show-collectives').closest('label').hidden = !has('collective');
+}
+
+// Returns the upper end of the scale of memory curves, in bytes.
+function mostMemory(runs) {
+  return 1.06 * Math.max(0, ...runs.map((run) => run.memory ? Math.max(run.capacity ?? 0, ...run.memory.peak) : 0));
+}
+
 function controls() {
   const middle = () => cursorOwner && cursorOwner.cursor >= 0 ? cursorOwner.run.start[cursorOwner.cursor]
                                                               : (view.t0 + view.t1) / 2;
@@ -143,9 +155,7 @@ function controls() {
     });
     shown[key] = byId(id).checked;  // a reload keeps the state of checkboxes
   }
-  const has = (kind) => timelines.some(({run}) => run.lanes.some((lane) => lane.kind === kind && lane.last > lane.first));
-  byId('show-links').closest('label').hidden = !has('link');
-  byId('show-collectives').closest('label').hidden = !has('collective');
+  offerLanes();
   let next = -1;
   const search = () => {
     const {terms, error} = parseSearch(byId('search').value);
@@ -193,11 +203,11 @@ async function start() {
   const runs = await Promise.all(names.map((name, index) => loadRun(index, name)));
   view.end = Math.max(1, ...runs.map((run) => run.makespan));
   view.t1 = view.end;
-  const letters = runs.length > 1 ? ['A', 'B'] : [''];
+  const letters = runs.map((_, index) => runs.length > 1 ? String.fromCharCode(65 + index) : '');
   runs.forEach((run, index) => {
     new Timeline(run, letters[index], box);
   });
-  const most = 1.06 * Math.max(0, ...runs.map((run) => run.memory ? Math.max(run.capacity ?? 0, ...run.memory.peak) : 0));
+  const most = mostMemory(runs);
   runs.forEach((run, index) => {
     if (run.memory && most > 0) curves.push(new Curves(run, letters[index], box, most));
   });
@@ -210,10 +220,13 @@ async function start() {
     timelineHeight = heightForTimelines();
     layout();
   });
-  document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 
-start().catch((error) => {
+// Resolves when the page is drawn. A live page continues from here (live.js).
+const started = start();
+started.then(() => {
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}).catch((error) => {
   byId('trouble').hidden = false;
   byId('trouble').textContent = `The timeline cannot be drawn: ${error.message}. The rest of this page is complete.`;
 });

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
+#include "traces/report/packed.h"
 #include "traces/report/report_assets.h"
 #include "traces/report/report_data.h"
 #include "traces/report/report_tables.h"
@@ -22,9 +23,16 @@ std::string policy_hash(std::string_view hex) {
   return "'sha256-" + base64(bytes) + "'";
 }
 
-std::string policy(const ReportAssets& assets) {
-  return "default-src 'none'; style-src " + policy_hash(assets.style_sha256) + "; script-src " +
-         policy_hash(assets.script_sha256) + "; img-src data:; base-uri 'none'; form-action 'none'";
+// A live page may compile its engine, which the policy allows for WebAssembly only. Nothing may be loaded.
+std::string policy(const ReportAssets& assets, bool live) {
+  std::string style = policy_hash(assets.style_sha256);
+  std::string script = policy_hash(assets.script_sha256);
+  if (live) {
+    style += " " + policy_hash(assets.live_style_sha256);
+    script += " " + policy_hash(assets.live_script_sha256) + " 'wasm-unsafe-eval'";
+  }
+  return "default-src 'none'; style-src " + style + "; script-src " + script +
+         "; img-src data:; base-uri 'none'; form-action 'none'";
 }
 
 // Escapes JSON for a script element, which a "<" could end.
@@ -43,6 +51,7 @@ std::string in_script(const std::string& json) {
 
 std::string scenarios_html(const Report& report) {
   std::string out;
+  if (is_gallery(report)) return out;
   for (std::size_t run = 0; run < report.runs.size(); ++run) {
     if (report.runs.size() > 1) {
       out += fmt::format("<h3><span class=\"run\">{}</span> {}</h3>\n", "AB"[run], html_escaped(report.runs[run].name));
@@ -50,6 +59,11 @@ std::string scenarios_html(const Report& report) {
     out += "<pre class=\"scenario\" tabindex=\"0\">" + html_escaped(report.runs[run].scenario) + "</pre>\n";
   }
   return out;
+}
+
+void write_live_data(const ByteSink& sink, const LivePage& live) {
+  sink("<script type=\"text/plain\" id=\"engine\">" + base64(deflated(live.engine)) + "</script>\n");
+  sink("<script type=\"application/json\" id=\"request\">" + in_script(live.request) + "</script>\n");
 }
 
 void write_data(const ByteSink& sink, const Report& report) {
@@ -63,24 +77,30 @@ void write_data(const ByteSink& sink, const Report& report) {
     sink(fmt::format("<script type=\"application/json\" id=\"run-{}\">", run));
     sink(in_script(data.header));
     sink(fmt::format("</script>\n<script type=\"text/plain\" id=\"columns-{}\">", run));
-    sink(data.columns);
+    sink(base64(deflated(data.columns)));
     sink("</script>\n");
   }
+  if (report.live) write_live_data(sink, *report.live);
 }
 
 }  // namespace
 
 void write_report(const ByteSink& sink, const Report& report) {
-  if (report.runs.empty() || report.runs.size() > 2) {
-    throw InputError(fmt::format("report: expected one or two runs, got {}", report.runs.size()));
+  if (report.runs.empty() || report.runs.size() > kMostReportRuns) {
+    throw InputError(fmt::format("report: expected 1 to {} runs, got {}", kMostReportRuns, report.runs.size()));
   }
+  if (report.live && report.runs.size() > 1) throw InputError("report: a live page has one run");
   const ReportAssets assets = report_assets();
+  const bool live = report.live.has_value();
   const std::map<std::string_view, std::function<void()>> places = {
-      {"policy", [&] { sink(policy(assets)); }},
+      {"policy", [&] { sink(policy(assets, live)); }},
       {"version", [&] { sink(html_escaped(report.version)); }},
       {"title", [&] { sink(html_escaped(report.title)); }},
       {"style", [&] { sink(assets.style); }},
       {"body", [&] { sink(report.embedded ? " class=\"embedded\"" : ""); }},
+      {"live_style", [&] { sink(live ? fmt::format("<style>{}</style>\n", assets.live_style) : ""); }},
+      {"live", [&] { sink(live ? assets.live_page : ""); }},
+      {"live_script", [&] { sink(live ? fmt::format("<script>{}</script>\n", assets.live_script) : ""); }},
       {"headline", [&] { sink(headline_html(report)); }},
       {"command", [&] { sink(html_escaped(report.command_line)); }},
       {"idle", [&] { sink(idle_html(report)); }},

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/input/files.h"
@@ -24,15 +25,29 @@ struct ReportRun {
   DrawnRun drawn;
   std::vector<ReportMetric> headline;
   std::string scenario;  // JSON, shown verbatim
+  std::string about;     // of a gallery: one sentence
+};
+
+// What makes a report live: the reader changes the scenario, and the page simulates it.
+struct LivePage {
+  std::string_view engine;  // the WebAssembly module (tools/live), which must outlive the page
+  std::string request;      // JSON: the first request of the page (traces/report/live.js)
 };
 
 struct Report {
   std::string title;
   std::string command_line;  // shown verbatim
   std::string version;
-  std::vector<ReportRun> runs;  // one, or two on one time axis
-  bool embedded = false;        // show timeline and memory only, for a frame of another page
+  std::vector<ReportRun> runs;   // one, two to compare, or the families of a gallery; on one time axis
+  std::optional<LivePage> live;  // with one run
+  bool embedded = false;         // show timeline and memory only, for a frame of another page
 };
+
+// The runs are named by letters.
+inline constexpr std::size_t kMostReportRuns = 26;
+
+// Whether a report has more runs than can be compared in detail: its summary is a table, and it has no other tables.
+inline bool is_gallery(const Report& report) { return report.runs.size() > 2; }
 
 // Writes the report as one self-contained HTML file. Summary, tables and scenario are text; timeline and memory are
 // drawn by an inline script, whose hash is in the content security policy. The output is deterministic. Times are exact

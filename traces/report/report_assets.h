@@ -13,6 +13,12 @@ struct ReportAssets {
   std::string_view script;
   std::string_view style_sha256;  // in hexadecimal
   std::string_view script_sha256;
+  // What a live page has in addition.
+  std::string_view live_page;
+  std::string_view live_style;
+  std::string_view live_script;
+  std::string_view live_style_sha256;
+  std::string_view live_script_sha256;
 };
 ReportAssets report_assets();
 

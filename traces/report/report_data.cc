@@ -1,12 +1,9 @@
 #include "traces/report/report_data.h"
 
-#include <zlib.h>
-
 #include <algorithm>
 #include <array>
-#include <limits>
-#include <new>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "model/timeline/causes.h"
@@ -51,12 +48,15 @@ class Columns {
  public:
   template <typename Number>
   void add(const char* name, const std::vector<Number>& values) {
-    constexpr int kBytes = sizeof(Number) == 8 ? 4 : sizeof(Number);
-    for (const Number value : values) put<kBytes>(static_cast<std::uint64_t>(value));
+    constexpr std::size_t kAlignment = 4;
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + (values.size() * sizeof(Number) + kAlignment - 1) / kAlignment * kAlignment);
+    char* out = bytes_.data() + at;
+    constexpr std::size_t kBytes = sizeof(Number) == 8 ? 4 : sizeof(Number);
+    for (const Number value : values) out = put<kBytes>(static_cast<std::uint64_t>(value), out);
     if constexpr (sizeof(Number) == 8) {
-      for (const Number value : values) put<4>(static_cast<std::uint64_t>(value) >> 32);
+      for (const Number value : values) out = put<4>(static_cast<std::uint64_t>(value) >> 32, out);
     }
-    while (bytes_.size() % 4 != 0) bytes_.push_back('\0');
     constexpr const char* kType = sizeof(Number) == 8   ? "i64"
                                   : sizeof(Number) == 4 ? "i32"
                                   : sizeof(Number) == 2 ? "i16"
@@ -65,41 +65,18 @@ class Columns {
   }
 
   OrderedJson names() const { return names_; }
-  const std::string& bytes() const { return bytes_; }
+  std::string take() { return std::move(bytes_); }
 
  private:
-  template <int Bytes>
-  void put(std::uint64_t value) {
-    for (int i = 0; i < Bytes; ++i) bytes_.push_back(static_cast<char>(value >> (8 * i) & 0xFF));
+  template <std::size_t Bytes>
+  static char* put(std::uint64_t value, char* out) {
+    for (std::size_t i = 0; i < Bytes; ++i) *out++ = static_cast<char>(value >> (8 * i) & 0xFF);
+    return out;
   }
 
   OrderedJson names_ = OrderedJson::array();
   std::string bytes_;
 };
-
-std::string deflated(const std::string& bytes) {
-  z_stream stream{};
-  constexpr int kLevel = 6;
-  if (deflateInit(&stream, kLevel) != Z_OK) throw std::bad_alloc();
-  std::string out;
-  std::vector<char> piece(std::size_t{1} << 18);
-  std::string_view rest = bytes;
-  do {
-    const std::size_t part = std::min<std::size_t>(rest.size(), std::numeric_limits<uInt>::max());
-    // zlib's interface is not const-correct; deflate only reads its input.
-    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(rest.data()));
-    stream.avail_in = static_cast<uInt>(part);
-    rest.remove_prefix(part);
-    do {
-      stream.next_out = reinterpret_cast<Bytef*>(piece.data());
-      stream.avail_out = static_cast<uInt>(piece.size());
-      deflate(&stream, rest.empty() ? Z_FINISH : Z_NO_FLUSH);  // cannot fail on an initialized stream
-      out.append(piece.data(), piece.size() - stream.avail_out);
-    } while (stream.avail_out == 0);
-  } while (!rest.empty());
-  deflateEnd(&stream);
-  return out;
-}
 
 // The vertices in the order of the report: lane by lane.
 struct Order {
@@ -173,7 +150,7 @@ class RunEncoder {
     add_idle(header);
     if (!run_.memory.empty() && graph_.has_bytes()) add_memory(header);
     header["columns"] = columns_.names();
-    return {header.dump(), base64(deflated(columns_.bytes()))};
+    return {header.dump(), columns_.take()};
   }
 
  private:
@@ -352,20 +329,6 @@ class RunEncoder {
 };
 
 }  // namespace
-
-std::string base64(std::string_view bytes) {
-  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string out;
-  out.reserve((bytes.size() + 2) / 3 * 4);
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const std::size_t left = std::min<std::size_t>(3, bytes.size() - i);
-    std::uint32_t word = 0;
-    for (std::size_t k = 0; k < 3; ++k)
-      word = word << 8 | (k < left ? static_cast<std::uint8_t>(bytes[i + k]) : std::uint32_t{0});
-    for (std::size_t k = 0; k < 4; ++k) out.push_back(k <= left ? kDigits[word >> (18 - 6 * k) & 63] : '=');
-  }
-  return out;
-}
 
 ReportData encode_run(const DrawnRun& run) { return RunEncoder(run).encode(); }
 

@@ -13,8 +13,8 @@ namespace sluice::traces {
 inline constexpr std::int64_t kMaxReportSamples = 2'000'000;
 
 // A run in the format that the report's script reads: a JSON header that lists columns of numbers, and the concatenated
-// columns, each padded to 4 bytes, as a base64-encoded zlib stream. Numbers are little-endian; a column of type `i64`
-// is stored as all low words followed by all high words.
+// columns, each padded to 4 bytes. Numbers are little-endian; a column of type `i64` is stored as all low words
+// followed by all high words.
 //
 // Ops, lane by lane in time order, a collective on each lane that it occupies:
 //   gap, duration   ns; the gap is from the end of the previous op on the lane, or from 0
@@ -36,8 +36,5 @@ struct ReportData {
   std::string columns;
 };
 ReportData encode_run(const DrawnRun& run);
-
-// RFC 4648, with padding.
-std::string base64(std::string_view bytes);
 
 }  // namespace sluice::traces

@@ -145,6 +145,23 @@ std::string headline_comparison(const Report& report) {
   return out + "\n</dl>\n" + explanations(metrics);
 }
 
+// One row per run of a gallery, with the metrics of the first run.
+std::string gallery_table(const Report& report) {
+  Table table("gallery", "Schedules", false);
+  table.plain_column("schedule");
+  for (const ReportMetric& metric : report.runs[0].headline) table.column(metric.label);
+  table.plain_column("about");
+  table.body();
+  for (std::size_t run = 0; run < report.runs.size(); ++run) {
+    const ReportRun& of = report.runs[run];
+    table.row(fmt::format("{} {}", static_cast<char>('A' + run), of.name), static_cast<double>(run));
+    for (const ReportMetric& metric : of.headline) table.cell(metric.value, metric.number.value_or(0));
+    table.markup(html_escaped(of.about));
+    table.end_row();
+  }
+  return table.end();
+}
+
 std::string caption(const Report& report, std::size_t run, std::string_view what) {
   if (report.runs.size() < 2) return std::string(what);
   return fmt::format("{}: {} ({})", what, "AB"[run], report.runs[run].name);
@@ -288,10 +305,12 @@ std::string html_escaped(std::string_view text) {
 }
 
 std::string headline_html(const Report& report) {
+  if (is_gallery(report)) return gallery_table(report);
   return report.runs.size() < 2 ? headline_cards(report.runs[0]) : headline_comparison(report);
 }
 
 std::string idle_html(const Report& report) {
+  if (is_gallery(report)) return "";
   std::string out = cause_list(report);
   for (std::size_t run = 0; run < report.runs.size(); ++run) out += idle_table(report, run);
   return out;
@@ -299,6 +318,7 @@ std::string idle_html(const Report& report) {
 
 std::string ranks_html(const Report& report) {
   std::string out;
+  if (is_gallery(report)) return out;
   for (std::size_t run = 0; run < report.runs.size(); ++run) out += rank_table(report, run);
   return out;
 }

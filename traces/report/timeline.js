@@ -18,7 +18,7 @@ class Timeline {
     this.surface = new Surface(this.canvas);
     this.box.tabIndex = 0;
     this.box.setAttribute('role', 'application');
-    this.box.setAttribute('aria-label', `Timeline of ${run.name}: ${run.ranks} ranks, ${timeText(run.makespan)}`);
+    this.describeBox();
     this.box.setAttribute('aria-describedby', 'timeline-hint');
     const plot = element('div', 'plot');
     if (letter) {
@@ -33,6 +33,20 @@ class Timeline {
     followPointer(this.box, (event) => this.point(event), (event) => this.tap(event));
     view.painters.push(this);
     timelines.push(this);
+  }
+
+  // Replaces the run by another one. The layout must be computed anew.
+  setRun(run) {
+    this.run = run;
+    this.found = null;
+    this.hover = null;
+    this.cursor = -1;
+    this.describeBox();
+  }
+
+  describeBox() {
+    const {run} = this;
+    this.box.setAttribute('aria-label', `Timeline of ${run.name}: ${run.ranks} ranks, ${timeText(run.makespan)}`);
   }
 
   // Computes the rows, top to bottom, and their positions. `room` is the available height.

@@ -15,6 +15,7 @@
 #include "tests/support/report_text.h"
 #include "tests/support/simulated.h"
 #include "tests/support/trace_text.h"
+#include "traces/report/packed.h"
 #include "traces/report/report_data.h"
 #include "traces/report/report_tables.h"
 

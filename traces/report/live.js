@@ -1,0 +1,359 @@
+
+// Simulates the scenario of a live page again whenever the reader changes it.
+
+// The numbers that a reader changes, with a field or a slider. `write` sets one in a scenario; `shown` tells whether it
+// applies to a family. Times are those of uniform costs.
+const kKnobs = [
+  {id: 'pp', label: 'Ranks (pp)', low: 1, high: 64, whole: true, write: (doc, n) => { doc.parallelism.pp = n; }},
+  {id: 'microbatches', label: 'Microbatches', low: 1, high: 256, whole: true, write: (doc, n) => {
+    doc.batch.microbatches = n;
+    delete doc.batch.global_batch;
+  }},
+  {id: 'vpp', label: 'Chunks per rank', low: 1, high: 16, whole: true, shown: (family) => family.fixed_chunks === 0,
+   write: (doc, n) => { doc.parallelism.vpp = n; }},
+  {id: 'slices', label: 'Slices', low: 1, high: 32, whole: true, shown: (family) => family.sliced, write: (doc, n) => {
+    doc.schedule.slices = n;
+    delete doc.schedule.slice_lengths;
+  }},
+  {id: 'batches', label: 'Batches', low: 1, high: 16, whole: true, shown: (family) => family.asynchronous,
+   write: (doc, n) => { doc.schedule.batches = n; }},
+  {id: 'f', label: 'F: forward, s', time: true},
+  {id: 'b', label: 'I: input gradient, s', time: true},
+  {id: 'w', label: 'W: weight gradient, s', time: true},
+  {id: 'comm', label: 'Transfer, s', time: true},
+];
+const kAuto = 'auto';
+const kOwn = 'own';
+const kNoFamily = {name: '', summary: '', source: '', fixed_chunks: 1, sliced: false, grouped: false, asynchronous: false};
+
+const live = {
+  run: null,        // the engine
+  first: null,      // the first request
+  families: new Map(),
+  inputs: {},       // fields by id of knob
+  changed: new Set(),
+  frames: [],       // of the latest updates: {simulate, draw}, ms
+  waiting: false,
+  tables: 0,        // timer
+  shown: null,      // the request of the run that is shown
+};
+
+const isUniform = (doc) => (doc.cost?.kind ?? (doc.model ? 'analytic' : 'uniform')) === 'uniform';
+
+// Returns the mean of a time of the uniform costs, in seconds.
+function meanTime(cost, key) {
+  const value = cost?.[key];
+  if (Array.isArray(value)) return value.reduce((sum, each) => sum + each, 0) / value.length;
+  if (value === undefined && cost?.stages) return meanTime({[key]: cost.stages.map((stage) => stage[key])}, key);
+  return value ?? (key === 'comm' ? 0 : 1);
+}
+
+function firstValues() {
+  const {scenario, sizes} = live.first;
+  const times = {f: 1, b: 1, w: 1, comm: 0};
+  if (isUniform(scenario)) for (const key of Object.keys(times)) times[key] = meanTime(scenario.cost, key);
+  return {...sizes, ...times};
+}
+
+function ownName() {
+  const {name} = live.first.scenario.schedule ?? {};
+  return live.first.schedule !== undefined ? name : 'schedule.csv';
+}
+
+// Returns the family that is chosen; one without parameters for others.
+const chosenFamily = () => live.families.get(byId('family').value) ?? kNoFamily;
+
+// Removes what the chosen schedule does not accept.
+function adapt(doc, choice) {
+  const family = chosenFamily();
+  const own = choice === kOwn;
+  if (own) {
+    delete doc.parallelism.pp;
+    delete doc.batch.microbatches;
+    delete doc.batch.global_batch;
+  }
+  if (own || (choice !== kAuto && family.fixed_chunks > 0)) delete doc.parallelism.vpp;
+  const drop = [];
+  if (own || (!family.sliced && choice !== kAuto)) drop.push('slices', 'slice_lengths', 'slicing');
+  if (!family.grouped) drop.push('group');
+  if (!family.asynchronous) drop.push('batches');
+  if (choice !== kAuto) drop.push('memory_cap', 'placement', 'time_budget_s');
+  for (const key of drop) delete doc.schedule[key];
+}
+
+// Returns the request for the values of the controls. What the reader did not change is as in the first scenario.
+function currentRequest() {
+  const doc = structuredClone(live.first.scenario);
+  const choice = byId('family').value;
+  for (const section of ['parallelism', 'batch', 'schedule']) doc[section] ??= {};
+  if (live.changed.has('family')) {
+    doc.schedule.name = choice === kOwn ? ownName() : choice;
+    adapt(doc, choice);
+  }
+  for (const knob of kKnobs) {
+    if (!live.changed.has(knob.id) || live.inputs[knob.id].closest('.knob').hidden) continue;
+    const value = Number(live.inputs[knob.id].value);
+    if (knob.write) knob.write(doc, value);
+  }
+  if (kKnobs.some(({id, time}) => time && live.changed.has(id)) || live.changed.has('uniform')) setTimes(doc);
+  const request = {scenario: doc};
+  if (choice === kOwn) request.schedule = byId('csv').value;
+  const cap = byId('cap').value.trim();
+  if (cap) {
+    request.cap = /^[\d.]+$/.test(cap) ? cap + 'mb' : cap;
+    if (choice === kAuto) doc.schedule.memory_cap = request.cap;
+  }
+  if (choice === kAuto) doc.schedule.time_budget_s = 0;
+  return request;
+}
+
+function setTimes(doc) {
+  const uniform = byId('uniform');
+  if (uniform && !uniform.checked) return;
+  if (!isUniform(doc)) doc.cost = {kind: 'uniform'};
+  doc.cost ??= {};
+  doc.cost.kind = 'uniform';
+  for (const {id, time} of kKnobs) {
+    if (!time || (!live.changed.has(id) && doc.cost[id] !== undefined)) continue;
+    if (doc.cost.stages && id !== 'comm') delete doc.cost.stages;
+    doc.cost[id] = Number(live.inputs[id].value);
+  }
+}
+
+// --- Controls --------------------------------------------------------------------------------------------------------
+
+// Returns a field with a slider beside it.
+function knobOf({id, label, low, high, whole, time}, value, longest) {
+  const most = time ? niceStep(3 * longest) : high;
+  const field = element('input', '');
+  const slider = element('input', '');
+  field.id = 'knob-' + id;
+  field.type = 'number';
+  slider.type = 'range';
+  for (const input of [field, slider]) {
+    input.min = time ? 0 : low;
+    input.max = input === slider ? Math.max(most, value) : '';
+    input.step = whole ? 1 : input === slider ? most / 500 : 'any';
+    input.value = value;
+  }
+  slider.setAttribute('aria-label', `${label}, slider`);
+  const name = element('label', '', label);
+  name.htmlFor = field.id;
+  const follow = (from, to) => from.addEventListener('input', () => {
+    if (from.value === '' || !from.checkValidity()) return;
+    to.value = from.value;
+    live.changed.add(id);
+    scheduleUpdate();
+  });
+  follow(field, slider);
+  follow(slider, field);
+  live.inputs[id] = field;
+  return element('div', 'knob', name, field, slider);
+}
+
+function familySelect(choice) {
+  const select = element('select', '');
+  select.id = 'family';
+  const option = (value, text) => {
+    const each = element('option', '', text);
+    each.value = value;
+    return each;
+  };
+  select.append(...[...live.families.keys()].map((name) => option(name, name)), option(kAuto, 'auto: search an order'),
+                option(kOwn, 'your own (CSV)'));
+  select.value = choice;
+  select.addEventListener('change', () => {
+    live.changed.add('family');
+    if (select.value === kOwn) {
+      byId('own').open = true;
+      if (!byId('csv').value.trim()) fillOwn();
+    }
+    offerKnobs();
+    scheduleUpdate();
+  });
+  const label = element('label', '', 'Schedule');
+  label.htmlFor = 'family';
+  return element('div', 'knob wide', label, select);
+}
+
+// Shows the controls that apply to the chosen schedule.
+function offerKnobs() {
+  const family = chosenFamily();
+  const choice = byId('family').value;
+  const uniform = byId('uniform');
+  for (const knob of kKnobs) {
+    const own = choice === kOwn && !knob.time;
+    const applies = knob.time ? !uniform || uniform.checked : !knob.shown || knob.shown(family);
+    live.inputs[knob.id].closest('.knob').hidden = own || !applies;
+  }
+  byId('summary').textContent = choice === kAuto ? 'searched by list scheduling for the times and the memory cap' :
+    choice === kOwn ? 'the CSV below' : `${family.summary} (${family.source})`;
+}
+
+function buildControls() {
+  const {scenario} = live.first;
+  const values = firstValues();
+  const name = scenario.schedule?.name ?? '1f1b';
+  const aliased = [...live.families.values()].find((family) => family.aliases.includes(name));
+  const choice = live.first.schedule !== undefined ? kOwn : live.families.has(name) || name === kAuto ? name : aliased?.name ?? '1f1b';
+  const longest = Math.max(values.f, values.b, values.w, values.comm) || 1;
+  const form = byId('knobs');
+  const summary = element('p', 'family wide');
+  summary.id = 'summary';
+  live.inputs = {};
+  live.changed.clear();
+  form.replaceChildren(familySelect(choice), summary, ...kKnobs.filter(({time}) => !time).map((knob) => knobOf(knob, values[knob.id])));
+  if (!isUniform(scenario)) {
+    const box = element('input', '');
+    box.type = 'checkbox';
+    box.id = 'uniform';
+    box.addEventListener('change', () => {
+      live.changed.add('uniform');
+      offerKnobs();
+      scheduleUpdate();
+    });
+    form.append(element('label', 'tick wide', box, 'equal times for all stages'));
+  }
+  form.append(...kKnobs.filter(({time}) => time).map((knob) => knobOf(knob, values[knob.id], longest)));
+  const cap = element('input', '');
+  cap.id = 'cap';
+  cap.type = 'text';
+  cap.placeholder = 'none';
+  cap.title = 'Microbatches in flight ("4"), or bytes ("60GiB")';
+  cap.value = (scenario.schedule?.memory_cap ?? '').replace(/mb$/, '');
+  cap.addEventListener('input', scheduleUpdate);
+  const label = element('label', '', 'Memory cap');
+  label.htmlFor = 'cap';
+  form.append(element('div', 'knob', label, cap));
+  byId('csv').value = live.first.schedule ?? '';
+  offerKnobs();
+}
+
+function fillOwn() {
+  const {status, header} = live.run({...live.shown, tables: false, csv: true});
+  if (status === 0 && header.csv) byId('csv').value = header.csv;
+  else refuse(header.csv_error ?? header);
+}
+
+// --- Updates ---------------------------------------------------------------------------------------------------------
+
+function scheduleUpdate() {
+  if (live.waiting) return;
+  live.waiting = true;
+  requestAnimationFrame(() => {
+    live.waiting = false;
+    update();
+  });
+}
+
+// Shows why the values of the controls are no valid run. The ops of a cycle are listed, one per line.
+function refuse(message) {
+  const box = byId('refusal');
+  const [reason, cycle] = message.includes(' -> ') ? message.split(/: (?=[A-Z]\()/) : [message.replace(/^scenario: /, '')];
+  const parts = [element('p', '', reason)];
+  if (cycle) parts.push(element('ol', '', ...cycle.split(' -> ').map((op) => element('li', '', op))));
+  box.replaceChildren(...parts);
+  box.hidden = false;
+  document.documentElement.dataset.refused = '';
+}
+
+// Replaces what follows the heading of a section. `html` comes from the engine, which escapes all names in it.
+function fill(heading, html) {
+  const head = byId(heading);
+  const section = head.closest('section');
+  while (section.lastChild !== head) section.lastChild.remove();
+  section.insertAdjacentHTML('beforeend', html);
+  for (const table of section.querySelectorAll('table')) sortable(table);
+}
+
+function update() {
+  const begin = performance.now();
+  const request = currentRequest();
+  const {status, header, columns} = live.run({...request, tables: false});
+  const simulated = performance.now();
+  if (status !== 0) return refuse(header);
+  byId('refusal').hidden = true;
+  delete document.documentElement.dataset.refused;
+  live.shown = request;
+  showRun(decodeRun(header.run, columns, header.name));
+  fill('h-headline', header.headline);
+  view.paint();
+  const end = performance.now();
+  if (live.frames.push({simulate: simulated - begin, draw: end - simulated}) > 2000) live.frames.shift();
+  byId('spent').textContent = `${countText(timelines[0].run.n)} ops: simulated in ${(simulated - begin).toFixed(1)} ms, drawn in ${(end - simulated).toFixed(1)} ms`;
+  clearTimeout(live.tables);
+  live.tables = setTimeout(showRest, 200);
+  return undefined;
+}
+
+function showRun(run) {
+  const [timeline] = timelines;
+  const whole = view.whole();
+  const before = timeline.run;
+  card.hide();
+  timeline.setRun(run);
+  view.end = Math.max(1, run.makespan);
+  view.mark = null;
+  cursorOwner = null;
+  if (whole || view.t0 >= view.end) [view.t0, view.t1] = [0, view.end];
+  else view.t1 = Math.min(view.t1, view.end);
+  const most = mostMemory([run]);
+  const [curve] = curves;
+  if (curve) curve.plot.hidden = !run.memory;
+  if (run.memory && curve) curve.setRun(run, most);
+  else if (run.memory && most > 0) curves.push(new Curves(run, '', byId('timeline'), most));
+  const key = (each) => [each.chunks, each.slices, each.classes.length, ...each.classes].join();
+  if (key(before) !== key(run)) legend();
+  offerLanes();
+  if (byId('search').value) byId('search').dispatchEvent(new Event('input'));
+  layout();
+}
+
+// Shows what need not follow every movement: tables, scenario, command, and a sentence for screen readers.
+function showRest() {
+  const {status, header} = live.run(live.shown);
+  if (status !== 0) return;
+  fill('h-idle', header.idle);
+  fill('h-ranks', header.ranks);
+  if (live.changed.size > 0 || document.documentElement.dataset.changed !== undefined) {
+    document.documentElement.dataset.changed = '';
+    const own = live.shown.schedule === undefined ? '' : ` and the CSV as ${live.shown.scenario.schedule.name}`;
+    document.querySelector('pre.command').textContent =
+      `sluice simulate scenario.json   # the scenario below, saved as scenario.json${own}`;
+    document.querySelector('pre.scenario').textContent = JSON.stringify(live.shown.scenario, null, 2) + '\n';
+    document.title = document.querySelector('h1').textContent = header.name;
+  }
+  const cards = [...document.querySelectorAll('.cards > div')].slice(0, 3);
+  byId('live').textContent = cards.map((each) => `${each.querySelector('dt').textContent} ${each.querySelector('strong').textContent}`).join(', ');
+}
+
+async function startLive() {
+  await started;
+  live.first = JSON.parse(byId('request').textContent);
+  live.shown = {scenario: live.first.scenario, schedule: live.first.schedule};
+  live.run = await startEngine(await unpacked('engine'));
+  for (const family of live.run({families: true}).header.families) live.families.set(family.name, family);
+  buildControls();
+  byId('knobs').addEventListener('submit', (event) => event.preventDefault());
+  byId('csv').addEventListener('input', () => {
+    byId('family').value = kOwn;
+    live.changed.add('family');
+    offerKnobs();
+    scheduleUpdate();
+  });
+  byId('own-fill').addEventListener('click', fillOwn);
+  byId('own-run').addEventListener('click', () => byId('csv').dispatchEvent(new Event('input')));
+  byId('reset').addEventListener('click', () => {
+    buildControls();
+    scheduleUpdate();
+  });
+  // A search of the command is longer than the page's: its result stays until the reader changes something.
+  if (live.first.scenario.schedule?.name !== kAuto) update();
+  document.documentElement.dataset.live = String(Math.round(performance.now()));
+}
+
+startLive().catch((error) => {
+  byId('controls').hidden = true;
+  byId('trouble').hidden = false;
+  byId('trouble').textContent = `The page cannot simulate: ${error.message}. The rest of it is complete.`;
+});
