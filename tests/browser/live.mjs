@@ -109,9 +109,9 @@ test('controls simulate again', () => opened(small, {}, async (page) => {
   await page.keyboard.press('End');  // of 0 to 5 s
   await shown(flags(6, 9, 'zb-h1', 'f=5,b=1.1,w=0.25,comm=0.125'));
   // Tables and scenario follow.
-  await eventually(async () => assert.equal(await page.locator('table.ranks tbody tr').count(), 6));
+  await eventually(async () => assert.match(await page.textContent('h1'), /^zb-h1, 6 ranks, 9 microbatches/));
+  assert.equal(await page.locator('table.ranks tbody tr').count(), 6);
   assert.deepEqual(JSON.parse(await page.textContent('pre.scenario')).parallelism, {pp: 6});
-  assert.match(await page.textContent('h1'), /^zb-h1, 6 ranks, 9 microbatches/);
   await page.selectOption('#family', 'seq1f1b');
   await page.fill('#knob-slices', '3');
   await eventually(async () => assert.match(await page.evaluate(() => timelines[0].run.name), /9 microbatches x 3 slices/));
