@@ -35,7 +35,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from . import _core
 from ._scenario import Scenario
-from ._schedule import B, F, I, Schedule, Step, W
+from ._schedule import Schedule
 
 __all__ = ["Profile", "core_wait_s", "profile", "refusal", "runtime", "stages_of", "step", "trace"]
 
@@ -129,7 +129,7 @@ def trace(folder: str | os.PathLike[str], group: Any = None) -> Iterator[None]:
 
 @dataclass
 class Profile:
-    """Measured times of the stages of a schedule, in seconds: medians over repetitions.
+    """Measured times of the stages of a schedule, in seconds: medians over microbatches and repetitions.
 
     ``cost`` is the argument ``uniform`` of Scenario and simulate: the forward, input gradient and weight gradient of
     each stage, and the time of one transfer. ``spread`` has the relative interquartile range of each of them.
@@ -167,32 +167,30 @@ def profile(
     inputs: Union[Any, Sequence[Any]],
     target: Any,
     *,
-    repetitions: int = 15,
-    warm_up: int = 3,
+    repetitions: int = 5,
+    warm_up: int = 2,
     device: Any = "cpu",
     group: Any = None,
 ) -> Profile:
     """Measures the ops of all stages, and one transfer, on this machine.
 
-    One microbatch passes through all stages and back, so that only one process computes at a time; its backwards are
-    split if those of the schedule are. ``inputs`` and ``target`` are those of a whole batch. Gradients accumulate in
-    the modules as in a step; they are set to None at the end. The result is the same on all ranks.
+    The schedule runs with its own inputs, so that processes that share memory or cores slow each other down as in a
+    step; waits for other ranks are left out. Gradients accumulate in the modules as in a step; they are set to None at
+    the end. The result is the same on all ranks.
     """
     batch = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    one = tuple(each.tensor_split(schedule.num_microbatches)[0] for each in batch)
-    one_target = target.tensor_split(schedule.num_microbatches)[0]
-    pipeline = runtime(_serial(schedule), modules, loss_fn, device=device, group=group)
+    pipeline = runtime(schedule, modules, loss_fn, device=device, group=group)
     seconds: dict[tuple[int, str], list[float]] = {}
     outputs = _time_ops(pipeline, seconds, torch.device(device))
     begin, waited = time.perf_counter(), core_wait_s()
     for repetition in range(warm_up + repetitions):
         if repetition == warm_up:
             seconds.clear()
-        step(pipeline, *one, target=one_target)
+        step(pipeline, *batch, target=target)
     wait = (core_wait_s() - waited) / (time.perf_counter() - begin)
     for module in modules.values():
         module.zero_grad(set_to_none=True)
-    transfer = _transfer_s(outputs.get(0), schedule, torch.device(device), group, repetitions)
+    transfer = _transfer_s(outputs.get(0), schedule, torch.device(device), group)
     gathered: list[Any] = [None] * schedule.num_ranks
     dist.all_gather_object(gathered, (seconds, transfer, wait), group=group)
     times = {key: values for part, _, _ in gathered for key, values in part.items()}
@@ -229,23 +227,6 @@ def core_wait_s() -> float:
             with open(thread, encoding="ascii") as file:
                 total += int(file.read().split()[1])
     return total / 1e9
-
-
-def _serial(schedule: Schedule) -> Schedule:
-    """Returns the schedule of one microbatch with the same placement, in which one rank computes at a time."""
-    placement = schedule.placement[0]
-
-    def ops(rank: int) -> Iterator[Step]:
-        own = [stage for stage, of in enumerate(placement) if of == rank]
-        yield from (F(0, stage) for stage in own)
-        for stage in reversed(own):
-            if schedule.split_backward:
-                yield I(0, stage)
-                yield W(0, stage)
-            else:
-                yield B(0, stage)
-
-    return Schedule.from_function(ops, ranks=schedule.num_ranks, microbatches=1, placement=placement)
 
 
 def _time_ops(pipeline: Any, seconds: dict[tuple[int, str], list[float]], device: Any) -> dict[int, Any]:
@@ -289,7 +270,7 @@ def _time_ops(pipeline: Any, seconds: dict[tuple[int, str], list[float]], device
     return outputs
 
 
-def _transfer_s(output: Any, schedule: Schedule, device: Any, group: Any, repetitions: int) -> float:
+def _transfer_s(output: Any, schedule: Schedule, device: Any, group: Any) -> float:
     """Returns the median time of a message with the activations of the first stage, between the first two ranks."""
     sizes: list[Any] = [None]
     if dist.get_rank(group) == schedule.placement[0][0]:
@@ -313,7 +294,7 @@ def _transfer_s(output: Any, schedule: Schedule, device: Any, group: Any, repeti
             torch.cuda.synchronize(device)
 
     seconds = []
-    for _ in range(3 + repetitions):
+    for _ in range(3 + 15):
         begin = time.perf_counter()
         message(rank == 0)
         message(rank == 1)
