@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "model/errors.h"
@@ -53,9 +52,8 @@ std::vector<ReportMetric> gallery_metrics(const GalleryRun& run) {
   const Metrics& metrics = run.prediction.metrics;
   double in_flight = 0;
   for (const RankMetrics& rank : metrics.ranks) in_flight = std::max(in_flight, rank.peak_in_flight);
-  const auto metric = [](std::string label, std::string value, double number) {
-    return ReportMetric{
-        .label = std::move(label), .value = std::move(value), .explanation = "", .number = number, .warning = ""};
+  const auto metric = [](const std::string& label, const std::string& value, double number) {
+    return ReportMetric{.label = label, .value = value, .explanation = "", .number = number, .warning = ""};
   };
   return {metric("iteration", time_text(run.prediction.iteration), to_seconds(run.prediction.iteration)),
           metric("bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction), metrics.bubble_fraction),
