@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -86,6 +87,12 @@ void write_data(const ByteSink& sink, const Report& report) {
 }  // namespace
 
 void write_report(const ByteSink& sink, const Report& report) {
+  const bool described =
+      std::all_of(report.runs.begin(), report.runs.end(), [](const ReportRun& run) { return !run.about.empty(); });
+  if (is_gallery(report) && !described) {
+    throw InputError(fmt::format("report: expected one or two runs, got {}; the runs of a gallery have a description",
+                                 report.runs.size()));
+  }
   if (report.runs.empty() || report.runs.size() > kMostReportRuns) {
     throw InputError(fmt::format("report: expected 1 to {} runs, got {}", kMostReportRuns, report.runs.size()));
   }
