@@ -443,8 +443,10 @@ circle() {
   if has_pytorch; then
     step any losses-beside-pytorch 90 "$python" benchmarks/kernels/pytorch_loss.py --checkpoint "$work/first.safetensors" \
       --run "$results/losses-sluice.json" --data "$text" --json "$results/losses-pytorch.json" --tolerance 0.15 --device "$device"
+    step any schedules-in-pytorch 60 "$python" benchmarks/kernels/pytorch_pipeline.py --sluice "$sluice" --device "$device" \
+      --json "$results/schedules-in-pytorch.json"
   else
-    missing PyTorch "the comparison of losses"
+    missing PyTorch "the comparison of losses and our schedules in PyTorch"
   fi
 }
 

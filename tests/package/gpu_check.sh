@@ -40,6 +40,7 @@ cat >"$work/stubs/python3" <<END
 case "\$*" in
   '- '*) exec $(command -v python3) "\$@" ;;
   *pytorch_loss*) echo "3 steps: losses differ by at most 0.01" ;;
+  *pytorch_pipeline*) echo "1f1b  1  0.0e+00  equal" ;;
   *pytorch_layer*) echo "layer/a/tokens:1  F  1.250 ms" ;;
 esac
 END
@@ -61,7 +62,8 @@ stub "$work/stubs/ncu" '"ID","Kernel Name","Metric Value"\n"0","b","5"\n"1","a",
 check 0
 says 'correctness: NVIDIA Stub, sm_90, .*, stubs 0' 'doctor +ok' 'gpu-tests-flash +ok .* 1 tests passed, 1 skipped' \
   'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'sanitizer-racecheck-run +ok' 'layers-beside-pytorch +ok .* 1 rows' \
-  'ncu-kernel-1 +ok' 'ncu-kernel-2 +ok' 'executor +ok' 'validate-green-8 +ok' 'losses-beside-pytorch +ok' 'all steps passed'
+  'ncu-kernel-1 +ok' 'ncu-kernel-2 +ok' 'executor +ok' 'validate-green-8 +ok' 'losses-beside-pytorch +ok' 'schedules-in-pytorch +ok' \
+  'all steps passed'
 grep -q 'launch-skip 21 ' <<<"$(grep -A 1 'set full --clock-control none --launch-skip 22 ' "$work/calls" | tail -n 1)" || fail "ncu profiles other kernels: $(grep ^ncu "$work/calls")"
 for group in correctness speed circle; do packed $group summary.txt; done
 packed correctness doctor.json

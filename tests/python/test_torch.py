@@ -103,3 +103,23 @@ def test_wrong_processes(tmp_path):
             sluice.torch.runtime(sluice.schedule("seq1f1b", pp=1, microbatches=2, slices=2), {})
     finally:
         dist.destroy_process_group()
+
+
+# The script of tools/gpu_check.sh, on the CPU. It finds out if gradients differ: with a tolerance of -1, they always do.
+@pytest.mark.parametrize("tolerance, code", [("1e-6", 0), ("-1", 1)])
+def test_script_for_gpus(tmp_path, tolerance, code):
+    root = pathlib.Path(__file__).parents[2]
+    command = root / "build/release/tools/sluice"
+    if not command.exists():
+        pytest.skip("SKIPPED: build/release has no sluice")
+    results = tmp_path / "results.json"
+    done = subprocess.run(
+        [sys.executable, str(root / "benchmarks/kernels/pytorch_pipeline.py"), "--sluice", str(command)]
+        + ["--device", "cpu", "--width", "64", "--rows", "16", "--tolerance", tolerance, "--json", str(results)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr[-4000:]
+    rows = json.loads(results.read_text())["results"]
+    assert [row["schedule"] for row in rows] == ["1f1b", "interleaved-1f1b", "zb-v"]
+    assert all(row["order_equal"] and row["recognised"] == row["schedule"] for row in rows)
