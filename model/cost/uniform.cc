@@ -81,13 +81,28 @@ UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
     throw InputError(fmt::format("/cost/stage_weights: expected {}, one per stage, got {}", schedule.num_stages(),
                                  times_.stage_weights.size()));
   }
+  merge_stages();
   if (!times_.stages.empty() && num_stages_ % std::ssize(times_.stages) != 0) {
-    throw InputError(fmt::format("/cost/stages: expected {}, one per stage, or a divisor of it, got {}", num_stages_,
-                                 times_.stages.size()));
+    throw InputError(fmt::format("/cost/stages: expected {}, one per stage, or a divisor or multiple of it, got {}",
+                                 num_stages_, times_.stages.size()));
   }
   for (const double w : times_.stage_weights) {
     if (!(w >= 0 && w <= 1e6)) throw InputError(fmt::format("/cost/stage_weights: expected 0 to 1e6, got {}", w));
   }
+}
+
+// Makes neighbouring stages one where there are a multiple of the schedule's.
+void UniformCost::merge_stages() {
+  const std::ptrdiff_t parts = std::ssize(times_.stages) / num_stages_;
+  if (parts < 2 || std::ssize(times_.stages) % num_stages_ != 0) return;
+  std::vector<MeasuredStage> merged(static_cast<std::size_t>(num_stages_));
+  for (std::size_t i = 0; i < times_.stages.size(); ++i) {
+    MeasuredStage& whole = merged[i / static_cast<std::size_t>(parts)];
+    whole.forward += times_.stages[i].forward;
+    whole.input_gradient += times_.stages[i].input_gradient;
+    whole.weight_gradient += times_.stages[i].weight_gradient;
+  }
+  times_.stages = std::move(merged);
 }
 
 double UniformCost::weight(int stage) const { return times_.stage_weights.empty() ? 1.0 : times_.stage_weights[stage]; }

@@ -53,6 +53,7 @@ class UniformCost : public CostModel {
   double measured(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const;
   double scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const;
   double weight(int stage) const;
+  void merge_stages();
 
   UniformTimes times_;
   int num_chunks_;

@@ -105,6 +105,27 @@ TEST_F(Analyze, RecognisesSimulatedSchedules) {
   }
 }
 
+// From interleaved stages to whole ones and back: neighbours are added, wholes divided.
+TEST_F(Analyze, PredictsSchedulesWithOtherNumbersOfStages) {
+  const std::string trace = folder_.path("interleaved.json.gz");
+  const std::string scenario = folder_.path("interleaved.json");
+  const auto makespan = [&](const std::string& flags) {
+    const CommandResult result = run_sluice(words("simulate " + flags + " --json"));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out)["makespan_s"].get<double>();
+  };
+  const std::string base = "--pp 4 --microbatches 8 --uniform f=1,b=1,w=1 ";
+  static_cast<void>(makespan(base + "--schedule interleaved-1f1b --vpp 2 --trace " + trace));
+  document(trace + " --scenario " + scenario);
+  for (const std::string schedule :
+       {"1f1b --vpp 1", "zb-h1 --vpp 1", "interleaved-1f1b --vpp 2", "interleaved-1f1b --vpp 4"}) {
+    EXPECT_NEAR(makespan(scenario + " --schedule " + schedule), makespan(base + "--schedule " + schedule), 1e-6)
+        << schedule;
+  }
+  EXPECT_THAT(run_sluice(words("simulate " + scenario + " --pp 3 --vpp 1 --schedule 1f1b")).err,
+              HasSubstr("/cost/stages: expected 3, one per stage, or a divisor or multiple of it, got 8"));
+}
+
 // A drawn step is the timeline that was read: compared op by op with the trace of the simulation.
 TEST_F(Analyze, DrawsTheStepThatItRead) {
   for (const std::string schedule :

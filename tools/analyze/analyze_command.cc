@@ -131,7 +131,8 @@ Subcommand add_analyze_command(CLI::App& app, std::vector<std::string> arguments
       ->check(CLI::Range(1, 1000000));
   command
       ->add_option("--layers", options->layers,
-                   "Layers of the model, 1 to 1000000, for the step with one layer less on the last stage")
+                   "Layers of the model, 1 to 1000000, for the step with one layer less on the last stage "
+                   "(default: not set)")
       ->check(CLI::Range(1, 1000000));
   command->add_option("--top", options->top, "Number of causes, replicas and ranks to list, 1 to 1000000 (default 10)")
       ->check(CLI::Range(1, 1000000));
