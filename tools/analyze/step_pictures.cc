@@ -67,8 +67,8 @@ SimulatedRun simulated_means(const Analysis& analysis) {
 
 ReportRun measured_report_run(const DrawnRun& drawn, const DrawnStep& step) {
   ReportRun out{.name = drawn.title, .drawn = drawn};
-  out.headline.push_back({"Step", time_text(step.metrics.makespan), "from the first start to the last recorded end",
-                          to_seconds(step.metrics.makespan)});
+  out.headline.push_back({"Iteration", time_text(step.metrics.makespan),
+                          "from the first start to the last recorded end", to_seconds(step.metrics.makespan)});
   for (ReportMetric& metric : timeline_headline(step.metrics, idle_by_cause(*step.graph, step.timeline),
                                                 critical_path(*step.graph, step.timeline))) {
     out.headline.push_back(std::move(metric));
