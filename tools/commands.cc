@@ -60,7 +60,7 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, const std::vector<std::s
                                       add_import_command(app),
                                       add_compare_command(app),
                                       add_analyze_command(app, arguments),
-                                      add_schedules_command(app, std::move(arguments)),
+                                      add_schedules_command(app, arguments),
                                       add_schedule_command(app),
                                       add_run_command(app),
                                       like ? add_profile_like_command(app) : add_profile_command(app),

@@ -21,7 +21,7 @@ class DeviceRouting : public DeviceKernels {
     device_->synchronize(*stream_);
     const std::vector<std::byte> bytes = memory.read();
     std::vector<std::int32_t> out(bytes.size() / sizeof(std::int32_t));
-    std::memcpy(out.data(), bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
     return out;
   }
 };

@@ -97,7 +97,7 @@ int analyze_command(const AnalyzeOptions& options) {
 
 }  // namespace
 
-Subcommand add_analyze_command(CLI::App& app, std::vector<std::string> arguments) {
+Subcommand add_analyze_command(CLI::App& app, const std::vector<std::string>& arguments) {
   CLI::App* command = app.add_subcommand(
       "analyze",
       "Find out why measured training steps were slow.\n\n"

@@ -32,7 +32,7 @@ Subcommand add_slice_command(CLI::App& app);
 Subcommand add_plan_command(CLI::App& app);
 Subcommand add_run_command(CLI::App& app);
 Subcommand add_compare_command(CLI::App& app);
-Subcommand add_analyze_command(CLI::App& app, std::vector<std::string> arguments);  // likewise
+Subcommand add_analyze_command(CLI::App& app, const std::vector<std::string>& arguments);  // likewise
 Subcommand add_doctor_command(CLI::App& app);
 Subcommand add_completion_command(CLI::App& app);
 
