@@ -33,7 +33,8 @@ base=$(git merge-base HEAD origin/main 2>/dev/null || true)
 if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then
   base=$(git rev-parse --verify -q HEAD~1 || true)
 fi
-compiled() { sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | sort -u; }
+# Without the code that protobuf generates.
+compiled() { sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | sed '/\.pb\.cc$/d' | sort -u; }
 analysed=$(compiled build/tidy-single | while IFS= read -r file; do
   if [ "$mode" = all ] || { [ -n "$base" ] && ! git diff --quiet "$base" -- "$file" 2>/dev/null; }; then echo "$file"; fi
 done)
