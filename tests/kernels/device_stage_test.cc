@@ -77,11 +77,15 @@ class DeviceStages : public ::testing::TestWithParam<Precision> {
     }
     TrainingResult result() const { return run_on_devices(training, weights); }
   };
-  static std::vector<Trained> both_models(const std::function<void(Transformer&)>& change = [](Transformer&) {}) {
+  using Change = std::function<void(Transformer&)>;
+  static std::vector<Trained> both_models(const Change& change = [](Transformer&) {}) {
+    return trained_models({small_gpt(), small_llama()}, change);
+  }
+  static std::vector<Trained> trained_models(std::vector<Transformer> models, const Change& change) {
     // With sanitizers, one model per precision.
     const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
     std::vector<Trained> out;
-    for (Transformer model : {small_gpt(), small_llama()}) {
+    for (Transformer& model : models) {
       if (small && model.gated == (GetParam() == Precision::float16)) continue;
       change(model);
       out.push_back({.training = {.model = model,
@@ -233,21 +237,8 @@ std::vector<Transformer> expert_models(int per_token) {
 class DeviceExperts : public DeviceStages {
  protected:
   static std::vector<Trained> trained(
-      int per_token, const std::function<void(Transformer&)>& change = [](auto&) {}) {
-    const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
-    std::vector<Trained> out;
-    for (Transformer model : expert_models(per_token)) {
-      if (small && model.gated == (GetParam() == Precision::float16)) continue;
-      change(model);
-      out.push_back({.training = {.model = model,
-                                  .stages = {whole(model)},
-                                  .precision = GetParam(),
-                                  .slices = {13},
-                                  .sequences = 2,
-                                  .loss_scale = 0.25},
-                     .weights = rounded(GetParam(), tame_matrices(model))});
-    }
-    return out;
+      int per_token, const Change& change = [](Transformer&) {}) {
+    return trained_models(expert_models(per_token), change);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Precisions, DeviceExperts, ::testing::Values(Precision::float16, Precision::bfloat16),
