@@ -141,7 +141,8 @@ TEST_F(Analyze, DrawsTheStepThatItRead) {
     EXPECT_THAT(analysed.out, ::testing::Not(HasSubstr("was moved"))) << schedule;
     const CommandResult compared = run_sluice(words("compare " + trace + " " + drawn + " --json --tolerance 1e-6"));
     EXPECT_EQ(compared.exit_code, 0) << schedule << compared.err << compared.out;
-    for (const json& kind : json::parse(compared.out)["kinds"]) {
+    const json comparison = json::parse(compared.out);
+    for (const json& kind : comparison.at("kinds")) {
       EXPECT_EQ(kind["count"]["first"], kind["count"]["second"]) << schedule << kind;
     }
   }
