@@ -59,7 +59,8 @@ endif()
 
 # Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
 # Files of one target must not give two things in anonymous namespaces the same name. The batches are those of every
-# preset, so that a build of one finds it.
+# preset, so that a build of one finds it. Three times larger ones halve the time of a whole build, and double that of a
+# build after one change.
 option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
 function(sluice_batch target batch)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
@@ -80,7 +81,7 @@ function(sluice_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE" ${ARGN})
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
-    sluice_batch(sluice_${name} 8)
+    sluice_batch(sluice_${name} 24)
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)

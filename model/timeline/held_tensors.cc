@@ -12,11 +12,11 @@
 namespace sluice::model {
 namespace {
 
-struct Field {
+struct TensorField {
   std::int64_t SliceBytes::*bytes;
   MemoryClass memory_class;
 };
-constexpr std::array<Field, 8> kHeldFields = {{
+constexpr std::array<TensorField, 8> kHeldFields = {{
     {&SliceBytes::activations_to_input_gradient, MemoryClass::activations},
     {&SliceBytes::activations_to_weight_gradient, MemoryClass::activations},
     {&SliceBytes::gradients_to_weight_gradient, MemoryClass::activations},

@@ -12,7 +12,7 @@ namespace {
 
 Duration rounded_duration(double seconds) { return from_seconds(seconds, "op"); }
 
-void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute, int stage, StageTimes& of) {
+void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute, int stage, StageWork& of) {
   const MicrobatchShape& shape = schedule.shapes()[0];
   for (int slice = 0; slice < shape.num_slices(); ++slice) {
     const Duration forward = rounded_duration(cost.compute_s(OpKind::F, stage, shape, slice));
@@ -70,7 +70,7 @@ class JointSavings {
 };
 
 // `saved` returns by how much a rank whose gradients and forwards take this time per microbatch may be faster.
-Duration least_over_ranks(const Schedule& schedule, int microbatches, std::span<const StageTimes> stages,
+Duration least_over_ranks(const Schedule& schedule, int microbatches, std::span<const StageWork> stages,
                           const std::function<Duration(std::span<const int>, Duration)>& saved) {
   std::vector<Duration> forward_path(stages.size() + 1, Duration{0});
   std::vector<Duration> return_path(stages.size() + 1, Duration{0});
@@ -105,13 +105,13 @@ Duration least_over_ranks(const Schedule& schedule, int microbatches, std::span<
 
 }  // namespace
 
-std::vector<StageTimes> compute_times(const Schedule& schedule, const ScenarioCosts& costs) {
+std::vector<StageWork> compute_times(const Schedule& schedule, const ScenarioCosts& costs) {
   const CostModel& cost = costs.cost();
   const LoweringOptions options = costs.lowering_options(schedule.weight_policy());
   const bool reduce = options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr;
-  std::vector<StageTimes> stages(to_size(schedule.num_stages()));
+  std::vector<StageWork> stages(to_size(schedule.num_stages()));
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    StageTimes& of = stages[stage];
+    StageWork& of = stages[stage];
     if (const int like = cost.alike(stage); like != stage) {
       of = stages[like];
     } else {
@@ -125,8 +125,8 @@ std::vector<StageTimes> compute_times(const Schedule& schedule, const ScenarioCo
   return stages;
 }
 
-std::vector<StageTimes> transfer_times(const Schedule& schedule, const ScenarioCosts& costs) {
-  std::vector<StageTimes> stages(to_size(schedule.num_stages()));
+std::vector<StageWork> transfer_times(const Schedule& schedule, const ScenarioCosts& costs) {
+  std::vector<StageWork> stages(to_size(schedule.num_stages()));
   if (costs.footprint() == nullptr) return stages;
   const MicrobatchShape& shape = schedule.shapes()[0];
   // A joint block begins two transfers, which may overlap.
@@ -142,7 +142,7 @@ std::vector<StageTimes> transfer_times(const Schedule& schedule, const ScenarioC
     return least;
   };
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    StageTimes& of = stages[to_size(stage)];
+    StageWork& of = stages[to_size(stage)];
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
       const SliceBytes bytes = costs.footprint()->slice(stage, shape, slice);
       const bool last = stage + 1 == schedule.num_stages();
@@ -159,7 +159,7 @@ std::vector<StageTimes> transfer_times(const Schedule& schedule, const ScenarioC
   return stages;
 }
 
-void add_times(StageTimes& times, const StageTimes& more) {
+void add_times(StageWork& times, const StageWork& more) {
   times.forward += more.forward;
   times.gradient += more.gradient;
   times.weight += more.weight;
@@ -170,15 +170,15 @@ void add_times(StageTimes& times, const StageTimes& more) {
 }
 
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs) {
-  std::vector<StageTimes> stages = compute_times(schedule, costs);
-  const std::vector<StageTimes> transfers = transfer_times(schedule, costs);
+  std::vector<StageWork> stages = compute_times(schedule, costs);
+  const std::vector<StageWork> transfers = transfer_times(schedule, costs);
   for (std::size_t stage = 0; stage < stages.size(); ++stage) add_times(stages[stage], transfers[stage]);
   JointSavings savings(schedule, costs.cost());
   return least_over_ranks(schedule, microbatches, stages,
                           [&](std::span<const int> held, Duration) { return savings.most(held) * std::ssize(held); });
 }
 
-Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageTimes> stages, bool joint) {
+Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageWork> stages, bool joint) {
   return least_over_ranks(schedule, microbatches, stages, [&](std::span<const int>, Duration gradients) {
     return joint ? (gradients + Duration{1}) / 2 : Duration{0};
   });

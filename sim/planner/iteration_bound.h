@@ -12,7 +12,7 @@ namespace sluice::sim {
 // Times of all slices of one microbatch on a stage, each op rounded as by pricing, and of what follows the last one.
 // `forward` and `gradient` include the transfers that they begin if these block the rank; the paths include them
 // anyway.
-struct StageTimes {
+struct StageWork {
   Duration forward{};
   Duration gradient{};  // of the inputs, with recomputation; includes that of the weights unless split
   Duration weight{};
@@ -23,10 +23,10 @@ struct StageTimes {
 };
 
 // Returns the times of every stage without transfers. Precondition: one shape.
-std::vector<StageTimes> compute_times(const Schedule& schedule, const ScenarioCosts& costs);
+std::vector<StageWork> compute_times(const Schedule& schedule, const ScenarioCosts& costs);
 // Returns what transfers without contention add to them.
-std::vector<StageTimes> transfer_times(const Schedule& schedule, const ScenarioCosts& costs);
-void add_times(StageTimes& times, const StageTimes& more);
+std::vector<StageWork> transfer_times(const Schedule& schedule, const ScenarioCosts& costs);
+void add_times(StageWork& times, const StageWork& more);
 
 // Lower bound of the iteration time with `microbatches` microbatches: the maximum over the ranks of the path of the
 // first slice to the rank, its compute time, and the path of the last gradient from it. Precondition: one shape, and
@@ -34,6 +34,6 @@ void add_times(StageTimes& times, const StageTimes& more);
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
 
 // The same for stages with other times. `joint`: the two ops of a joint block may take as little as half of their sum.
-Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageTimes> stages, bool joint);
+Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageWork> stages, bool joint);
 
 }  // namespace sluice::sim

@@ -32,8 +32,8 @@ std::vector<StageContents> all_in_first(const Scenario& scenario, const Schedule
 }
 
 void at_most(PartitionBounds::Work& less, const PartitionBounds::Work& more) {
-  for (Duration StageTimes::*const time : {&StageTimes::forward, &StageTimes::gradient, &StageTimes::weight,
-                                           &StageTimes::forward_path, &StageTimes::gradient_path, &StageTimes::after}) {
+  for (Duration StageWork::*const time : {&StageWork::forward, &StageWork::gradient, &StageWork::weight,
+                                          &StageWork::forward_path, &StageWork::gradient_path, &StageWork::after}) {
     less.times.*time = std::min(less.times.*time, more.times.*time);
   }
   less.standing = std::min(less.standing, more.standing);
@@ -111,8 +111,7 @@ void PartitionBounds::fill(const Scenario& scenario, bool timed) {
       into[to_size(stage)] = &at(role_of(stage), layers, dense);
     }
     const ScenarioCosts costs(scenario, schedule_, contents);
-    const std::vector<StageTimes> times =
-        timed ? compute_times(schedule_, costs) : std::vector<StageTimes>(into.size());
+    const std::vector<StageWork> times = timed ? compute_times(schedule_, costs) : std::vector<StageWork>(into.size());
     for (int stage = 0; stage < num_stages(); ++stage) {
       if (into[to_size(stage)] == nullptr) continue;
       const StageBytes bytes = costs.footprint()->stage(stage);
@@ -136,14 +135,14 @@ void PartitionBounds::make_monotone() {
 // Adds the transfers that every stage of a role begins, whatever its layers.
 void PartitionBounds::add_transfers(const Scenario& scenario) {
   const ScenarioCosts costs(scenario, schedule_, all_in_first(scenario, schedule_));
-  const std::vector<StageTimes> transfers = transfer_times(schedule_, costs);
-  std::array<std::optional<StageTimes>, kRoles> least;
+  const std::vector<StageWork> transfers = transfer_times(schedule_, costs);
+  std::array<std::optional<StageWork>, kRoles> least;
   for (int stage = 0; stage < num_stages(); ++stage) {
-    std::optional<StageTimes>& of = least[to_size(role_of(stage))];
-    const StageTimes& here = transfers[to_size(stage)];
+    std::optional<StageWork>& of = least[to_size(role_of(stage))];
+    const StageWork& here = transfers[to_size(stage)];
     if (!of) of = here;
-    for (Duration StageTimes::*const time :
-         {&StageTimes::forward, &StageTimes::gradient, &StageTimes::forward_path, &StageTimes::gradient_path}) {
+    for (Duration StageWork::*const time :
+         {&StageWork::forward, &StageWork::gradient, &StageWork::forward_path, &StageWork::gradient_path}) {
       (*of).*time = std::min((*of).*time, here.*time);
     }
     of->blocked = std::max(of->blocked, here.blocked);
@@ -156,12 +155,12 @@ void PartitionBounds::add_transfers(const Scenario& scenario) {
   }
 }
 
-std::int64_t PartitionBounds::gradients(const StageTimes& times) const {
+std::int64_t PartitionBounds::gradients(const StageWork& times) const {
   const std::int64_t both = (times.forward + times.gradient).count();
   return (joint_ ? both / 2 : both) * of_route_;
 }
 
-std::int64_t PartitionBounds::busy(const StageTimes& times) const {
+std::int64_t PartitionBounds::busy(const StageWork& times) const {
   return gradients(times) + times.weight.count() * of_route_ + (times.after - times.blocked).count();
 }
 
@@ -177,7 +176,7 @@ PartitionKey PartitionBounds::key_of_bytes(std::int64_t standing) const {
 }
 
 PartitionKey PartitionBounds::least(std::span<const int> layers) const {
-  std::vector<StageTimes> times;
+  std::vector<StageWork> times;
   std::vector<std::int64_t> standing;
   std::vector<std::int64_t> scratch;
   int before = 0;

@@ -31,7 +31,7 @@ class PartitionBounds {
  public:
   // What a stage adds to its rank, at least: not more than with more layers, or with more of them dense.
   struct Work {
-    StageTimes times;
+    StageWork times;
     std::int64_t standing = 0;  // bytes for the whole run
     std::int64_t scratch = 0;   // bytes that the stages of a rank share
   };
@@ -47,7 +47,7 @@ class PartitionBounds {
   const Work& work(int stage, int before, int layers) const;
   int most_layers_of(int stage) const { return most_layers(role_of(stage)); }
   // Time of all microbatches of a stage on one rank, and of its last steps.
-  std::int64_t busy(const StageTimes& times) const;
+  std::int64_t busy(const StageWork& times) const;
 
   // Returns a lower bound of a partition.
   PartitionKey least(std::span<const int> layers) const;
@@ -78,7 +78,7 @@ class PartitionBounds {
   }
   int dense_in(int before, int layers) const;
   // Time of the forwards and input gradients of all microbatches of a stage.
-  std::int64_t gradients(const StageTimes& times) const;
+  std::int64_t gradients(const StageWork& times) const;
   PartitionKey key_of_bytes(std::int64_t standing) const;
 
   Schedule schedule_;

@@ -14,6 +14,7 @@
 #include "kernels/device_kernels.h"
 #include "model/errors.h"
 #include "tests/kernels/device_training_run.h"
+#include "tests/support/golden.h"
 #include "tests/support/test_device.h"
 
 namespace sluice::test {
@@ -83,7 +84,7 @@ class DeviceStages : public ::testing::TestWithParam<Precision> {
   }
   static std::vector<Trained> trained_models(std::vector<Transformer> models, const Change& change) {
     // With sanitizers, one model per precision.
-    const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
+    const bool small = test::small_scope();
     std::vector<Trained> out;
     for (Transformer& model : models) {
       if (small && model.gated == (GetParam() == Precision::float16)) continue;

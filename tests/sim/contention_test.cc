@@ -15,6 +15,7 @@
 #include "sim/engine/period.h"
 #include "sim/engine/shared_links.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
@@ -100,8 +101,7 @@ LoweringOptions options_for(const Schedule& schedule, std::uint32_t seed) {
           .recompute = seed % 7 == 0};
 }
 
-bool small() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }  // set for sanitizer builds
-test::Sizes sizes() { return small() ? test::Sizes{3, 5, 2, 2} : test::Sizes{}; }
+test::Sizes sizes() { return small_scope() ? test::Sizes{3, 5, 2, 2} : test::Sizes{}; }
 
 TEST(Contention, EqualsTheSweepWithoutContention) {
   std::uint32_t seed = 0;
@@ -119,7 +119,7 @@ TEST(Contention, EqualsTheSweepWithoutContention) {
       ASSERT_EQ(timeline.lane_latency, expected.lane_latency);
     }
   });
-  EXPECT_GT(count, small() ? 200 : 1000);
+  EXPECT_GT(count, small_scope() ? 200 : 1000);
 }
 
 // Two ranks, one microbatch: F 1 s, transfers 2 s, B 3 s, reductions 4 s. F0 0-1, F1 3-4, B1 4-7. Then rank 1 sends 2 s
@@ -209,7 +209,7 @@ TEST(Contention, SlowsDownWithinOrderAndCapacity) {
     ASSERT_EQ(timeline.start, again.start);
     ASSERT_EQ(timeline.end, again.end);
   });
-  EXPECT_GT(slower, small() ? 20 : 100);
+  EXPECT_GT(slower, small_scope() ? 20 : 100);
 }
 
 TEST(Contention, OneCardForBothDirectionsOfAPipeline) {

@@ -16,6 +16,7 @@
 #include "model/timeline/metrics.h"
 #include "sim/engine/period.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 
 namespace sluice::test {
@@ -61,7 +62,7 @@ std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t
 
 TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
   std::uint32_t seed = 1;
-  const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;  // the sanitizers' run
+  const bool small = test::small_scope();  // the sanitizers' run
   const test::Sizes sizes = small ? test::Sizes{3, 5, 2, 2} : test::Sizes{};
   const int count = test::for_each_schedule(sizes, [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));

@@ -23,7 +23,7 @@ namespace {
 using nlohmann::json;
 
 #ifdef SLUICE_SANITIZED
-constexpr int kSpacesTried = 4;  // a space takes 5 s
+constexpr int kSpacesTried = 2;  // a space takes 5 s
 #else
 constexpr int kSpacesTried = 20;
 #endif

@@ -23,6 +23,7 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
+#include "tests/support/golden.h"
 #include "tests/support/trace_check.h"
 
 namespace sluice::test {
@@ -278,6 +279,7 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
     int processes;
     bool experts = false;
   };
+  int tried = 0;
   for (const Cut& cut :
        {Cut{"--pp 2 --schedule zb-v", 2}, Cut{"--pp 2 --schedule dualpipe --recompute full", 2},
         Cut{"--pp 2 --schedule interleaved-1f1b --vpp 2", 2}, Cut{"--pp 2 --schedule pipedream-2bw", 2},
@@ -288,6 +290,7 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
         Cut{"--pp 1 --dp 2 --tp 2 --ep 4", 4, true}, Cut{"--pp 2 --dp 2 --ep 2 --schedule dualpipe", 4, true},
         Cut{"--pp 2 --tp 2 --ep 2 --schedule combined-1f1b --vpp 2 --weave whole-backward", 4, true}}) {
     SCOPED_TRACE(cut.flags);
+    if (small_scope() && tried++ % 3 != 1) continue;  // also two with experts
     const std::string arguments = (cut.experts ? kExpertRun : kTinyRun) + "--steps 3 " + cut.flags;
     const std::vector<double> threads = losses_of_run(run_json(arguments + " --checkpoint " + by_threads));
     const CommandResult result = run_processes(cut.processes, arguments + " --json --checkpoint " + by_processes);

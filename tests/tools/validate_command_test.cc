@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-const std::string kTiny =
+const std::string kValidatedRun =
     " --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 32 --max-position-embeddings 64 "
     "--seq-length 16 --mbs 1 --microbatches 2";
 
@@ -26,7 +26,7 @@ class Validate : public testing::Test {
  protected:
   CommandResult run(const std::string& arguments) const { return run_sluice(words(arguments)); }
   json validated(const std::string& arguments, int exit_code) const {
-    const CommandResult result = run("validate --max-wait 100% --json" + kTiny + " " + arguments);
+    const CommandResult result = run("validate --max-wait 100% --json" + kValidatedRun + " " + arguments);
     EXPECT_EQ(result.exit_code, exit_code) << result.err;
     return json::parse(result.out);
   }
@@ -171,7 +171,7 @@ TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
 TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   const std::string trace = folder_.path("both.json");
   const CommandResult result =
-      run("validate --max-wait 100%" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " +
+      run("validate --max-wait 100%" + kValidatedRun + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " +
           "100000% --trace " + trace);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("medians of 2 runs"));
@@ -187,7 +187,7 @@ TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
 TEST_F(Validate, AcceptsAMeasuredProfile) {
   const std::string profile = folder_.path("profile.json");
   const std::string cost = folder_.path("cost.json");
-  const CommandResult measured = run("profile" + kTiny + " --time-budget 0 -o " + profile);
+  const CommandResult measured = run("profile" + kValidatedRun + " --time-budget 0 -o " + profile);
   EXPECT_EQ(measured.exit_code, 0) << measured.err;
   EXPECT_THAT(measured.out, HasSubstr("\nlayer "));
   EXPECT_THAT(measured.out, HasSubstr("\noptimizer "));
@@ -201,12 +201,12 @@ TEST_F(Validate, AcceptsAMeasuredProfile) {
     return of.at("validations").at(0).at("makespan").at("predicted_s").get<double>();
   };
   EXPECT_EQ(predicted(by_profile), predicted(by_cost));
-  const CommandResult simulated = run("simulate --json --schedule 1f1b --pp 2 --cost " + cost + kTiny);
+  const CommandResult simulated = run("simulate --json --schedule 1f1b --pp 2 --cost " + cost + kValidatedRun);
   EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
 }
 
 TEST_F(Validate, MeasuresTheRequestedSlices) {
-  const CommandResult result = run("profile --json" + kTiny +
+  const CommandResult result = run("profile --json" + kValidatedRun +
                                    " --time-budget 0 --tokens 16,5 --contexts 3,11 --schedule seq1f1b "
                                    "--slice-lengths 9,7");
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -225,7 +225,7 @@ TEST_F(Validate, MeasuresTheRequestedSlices) {
 
 TEST_F(Validate, ErrorsAreOneLine) {
   const std::string cost = made_up_costs();
-  const std::string tiny = "validate" + kTiny;
+  const std::string tiny = "validate" + kValidatedRun;
   EXPECT_THAT(error_of(tiny + " --cost " + cost + " --profile p.json"), HasSubstr("--profile and --cost"));
   EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1b --trace t.json"), HasSubstr("--trace"));
   EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1c"), HasSubstr("1f1b"));
@@ -237,8 +237,8 @@ TEST_F(Validate, ErrorsAreOneLine) {
                                                             "fraction such as 0.1, got '10': write 10% or 0.1"));
   EXPECT_THAT(error_of(tiny + " --memory-tolerance nan"), HasSubstr("--memory-tolerance: expected a percentage"));
   EXPECT_THAT(error_of(tiny + " --tolerence 1"), HasSubstr("did you mean '--tolerance'?"));
-  EXPECT_THAT(error_of("profile" + kTiny + " --tokens 17"), HasSubstr("at most 16 tokens"));
-  EXPECT_THAT(error_of("profile" + kTiny + " --tp 3"), HasSubstr("3"));
+  EXPECT_THAT(error_of("profile" + kValidatedRun + " --tokens 17"), HasSubstr("at most 16 tokens"));
+  EXPECT_THAT(error_of("profile" + kValidatedRun + " --tp 3"), HasSubstr("3"));
 }
 
 }  // namespace

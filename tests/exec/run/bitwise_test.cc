@@ -6,6 +6,7 @@
 
 #include "exec/plan/run_plan.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/golden.h"
 #include "tests/support/straight_line.h"
 
 namespace sluice::test {
@@ -30,7 +31,7 @@ RunSpec adam(const Transformer& model) {
 
 TEST(Bitwise, ExecutorMatchesOneThreadForEveryFamily) {
   int tried = 0;
-  const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
+  const bool small = test::small_scope();
   test::for_each_schedule({.ranks = 4, .microbatches = 8, .chunks = 2, .slices = 4}, [&](const Schedule& made) {
     if (made.weight_policy() != WeightPolicy::flush) return;
     if (small && (made.num_microbatches() != 4 || made.num_ranks() == 3)) return;

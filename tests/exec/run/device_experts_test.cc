@@ -22,6 +22,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
 #include "tests/support/exchange_check.h"
+#include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 #include "tests/support/test_device.h"
 
@@ -101,7 +102,7 @@ TEST(DeviceExperts, GradientsMatchOneDeviceInEveryFamily) {
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
     ++tried;
-    if (std::getenv("SLUICE_TEST_SCOPE") != nullptr && tried % 6 != 0) continue;
+    if (test::small_scope() && tried % 6 != 0) continue;
     SCOPED_TRACE(family.name);
     const Schedule schedule = expert_schedule(std::string(family.name), 2, family.name == "hanayo" ? 2 : 4);
     const int stages = schedule.num_stages();

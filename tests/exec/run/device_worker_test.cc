@@ -25,6 +25,7 @@
 #include "model/to_size.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
+#include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 #include "tests/support/test_device.h"
 
@@ -65,8 +66,6 @@ test::Trained train(const RunPlan& plan, const TokenSource& tokens, TrainingOpti
   options.devices = &devices.all;
   return test::train(plan, tokens, options);
 }
-
-bool small_device_scope() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }
 
 MicrobatchShape uneven_slices(int k) {
   switch (k) {
@@ -126,7 +125,7 @@ TEST(DeviceWorker, GradientsMatchOneDeviceInEveryFamily) {
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
     ++seen;
-    if (small_device_scope() && seen % 4 != 0) continue;
+    if (small_scope() && seen % 4 != 0) continue;
     SCOPED_TRACE(family.name);
     const bool hanayo = family.name == "hanayo";
     const Schedule schedule = schedule_of(std::string(family.name), 3, 4, hanayo ? 4 : 8);
@@ -142,7 +141,7 @@ TEST(DeviceWorker, GradientsMatchOneDeviceInEveryFamily) {
 TEST(DeviceWorker, GradientsMatchOneDeviceWithDataAndTensorParallelism) {
   for (const char* const name : {"1f1b", "interleaved-1f1b", "seq1f1b-zb2p", "zb-v", "dualpipe"}) {
     for (const auto& [data, tensor] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
-      if (small_device_scope() && data * tensor != 4) continue;
+      if (small_scope() && data * tensor != 4) continue;
       SCOPED_TRACE(std::string(name) + " d=" + std::to_string(data) + " t=" + std::to_string(tensor));
       const Schedule schedule = schedule_of(name, 3, 2);
       RunSpec spec = device_descent(tensor == 1 ? test::small_gpt(schedule.num_stages())
@@ -195,7 +194,7 @@ TEST(DeviceWorker, LossesFollowThoseOfTheCpu) {
     Schedule schedule = schedule_of(name, 3, 2);
     const TokenSource tokens = TokenSource::synthetic(static_cast<int>(test::small_gpt(2).vocab), kDeviceTokens, 7);
     TrainingOptions options;
-    options.runs = std::max(1, (small_device_scope() ? 3 : 8) / schedule.num_batches());
+    options.runs = std::max(1, (small_scope() ? 3 : 8) / schedule.num_batches());
     const RunPlan on_cpu(adam(nullptr, Precision::float32, flush), schedule);
     const test::Trained cpu = test::train(on_cpu, tokens, options);
     for (const Precision precision : {Precision::bfloat16, Precision::float16}) {

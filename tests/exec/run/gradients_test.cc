@@ -11,6 +11,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {
@@ -44,8 +45,6 @@ MicrobatchShape uneven_microbatches(int k, int sequences = 1) {
     default: return {sequences, {6, 4, 3, 2}};
   }
 }
-
-bool small_scope() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }
 
 void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
   const RunPlan plan(spec, schedule);

@@ -23,7 +23,7 @@ RunSpec versions_descent(const Transformer& model) {
   return spec;
 }
 
-Schedule schedule_of(const char* family, int ranks, int microbatches, int batches) {
+Schedule versioned_schedule(const char* family, int ranks, int microbatches, int batches) {
   FamilyParams params{.ranks = ranks, .microbatches = microbatches, .batches = batches};
   params.shape = {1, {kVersionTokens}};
   return make_schedule(find_family(family), params);
@@ -40,7 +40,7 @@ void descend(Weights& weights, const Weights& gradients) {
 void expect_two_buffered(const Transformer& model, int ranks, int microbatches, int data) {
   RunSpec spec = versions_descent(model);
   spec.data_parallel = data;
-  const RunPlan plan(spec, schedule_of("pipedream-2bw", ranks, microbatches, kSteps));
+  const RunPlan plan(spec, versioned_schedule("pipedream-2bw", ranks, microbatches, kSteps));
   const TokenSource tokens = TokenSource::synthetic(37, kVersionTokens, 11);
   const OneDevice device(model);
   std::vector<Weights> version = {device.initial(spec.seed)};
@@ -79,7 +79,7 @@ TEST(Stashed, FollowsTheUpdateRule) {
     SCOPED_TRACE("p=" + std::to_string(ranks));
     const Transformer model = test::small_llama(4);
     const RunSpec spec = versions_descent(model);
-    const RunPlan plan(spec, schedule_of("pipedream", ranks, kSteps, 1));
+    const RunPlan plan(spec, versioned_schedule("pipedream", ranks, kSteps, 1));
     const TokenSource tokens = TokenSource::synthetic(37, kVersionTokens, 11);
     const OneDevice device(model);
     std::vector<Weights> version = {device.initial(spec.seed)};

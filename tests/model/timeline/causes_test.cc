@@ -11,6 +11,7 @@
 #include "model/timeline/critical_path.h"
 #include "model/timeline/metrics.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/golden.h"
 #include "tests/support/shapes.h"
 #include "tests/support/simulated.h"
 
@@ -57,7 +58,7 @@ LoweringOptions drawn_options(std::uint32_t seed, const Schedule& schedule) {
 }
 
 const test::Sizes& sizes() {
-  static const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;  // the sanitizers' run
+  static const bool small = test::small_scope();  // the sanitizers' run
   static const test::Sizes chosen = small ? test::Sizes{3, 4, 2, 2} : test::Sizes{};
   return chosen;
 }
