@@ -68,17 +68,76 @@ void check_modeled(const CsvTable& table, int row) {
   if (cell("layers").empty()) skip("no published shape");
 }
 
-// Dispatch and combine in Megatron-Bridge's recipes (scripts/performance/configs, *_workload_base_configs.py): HybridEP
-// from 2026 on, but DeepEP for Qwen3 235B outside of NVL72 domains, and before; combined 1F1B for Qwen3 235B on H100.
+// What Megatron-Bridge's recipes set for experts (scripts/performance/configs, *_workload_base_configs.py; their
+// versions of autumn 2025, spring and summer 2026), by release. On NVL72 domains: DeepEP in 2025; from 26.02 on
+// HybridEP and graphs of attention and router, without recomputation inside them; from 26.06 on with MXFP8 fused
+// grouped MLPs, a graph of the whole iteration and combined 1F1B, but Kimi-K2 has none of them. On other nodes no
+// graphs; Qwen3 235B has NCCL's all-to-all, on H100 with combined 1F1B.
 void set_experts(const CsvTable& table, int row, Json& base) {
   const std::string& release = table.text(row, "release");
   const std::string& type = table.text(row, "gpu_type");
-  const bool qwen = table.text(row, "model").starts_with("Qwen3_235B");
+  const std::string& model = table.text(row, "model");
   const bool domain = type.find("GB") != std::string::npos;
-  const bool hybrid = !release.starts_with("25.") && (!qwen || domain);
-  base["parallelism"]["moe_token_dispatcher"] = hybrid ? "hybridep" : "deepep";
-  if (hybrid) base["parallelism"]["moe_communication_sms"] = 32;
-  if (qwen && type.find("H100") != std::string::npos) base["schedule"] = {{"name", "combined-1f1b"}};
+  const bool kimi = model.starts_with("Kimi");
+  Json& parallelism = base["parallelism"];
+  if (release < "26.") {
+    parallelism["moe_token_dispatcher"] = "deepep";
+    return;
+  }
+  if (!domain && model.starts_with("Qwen3_235B")) {
+    if (type.find("H100") != std::string::npos) base["schedule"] = {{"name", "combined-1f1b"}};
+    return;
+  }
+  if (!model.starts_with("GPT OSS") || release > "26.06") {
+    parallelism["moe_token_dispatcher"] = "hybridep";
+    parallelism["moe_communication_sms"] = 32;
+  }
+  if (!domain || kimi) return;
+  if (release > "26.06" && precision_of(table, row) == "mxfp8") {
+    parallelism["fused_grouped_mlp"] = true;
+    parallelism["cuda_graph_impl"] = "full_iteration";
+    base["schedule"] = {{"name", "combined-1f1b"}};
+  } else if (!model.starts_with("GPT OSS")) {
+    parallelism["cuda_graph_impl"] = "transformer_engine";
+    parallelism["cuda_graph_modules"] = {"moe_router", "moe_preprocess"};
+    if (!model.starts_with("Qwen3_30B")) parallelism["cuda_graph_modules"].emplace_back("attn");
+  }
+}
+
+// DeepSeek-V3 and Kimi-K2 have the embedding in a stage with as many layers as others, and the head beside a smaller
+// number; DeepSeek-V3 has a layer of multi-token prediction from 26.02 on (megatron/bridge/recipes/deepseek,
+// set_deepseek_v3_pipeline_model_parallel_layout).
+void set_layers_of_deepseek(const CsvTable& table, int row, Json& base) {
+  const bool mtp = table.text(row, "release") > "26." && table.text(row, "model").starts_with("DeepSeek");
+  const auto stages = table.integer(row, "pp", 1, 1000) * table.integer(row, "vp", 1, 1000);
+  const std::string_view last = mtp ? "mL" : "L";
+  if (mtp) base["mtp_num_layers"] = 1;
+  if (stages == 8) base["parallelism"]["pipeline_layout"] = fmt::format("Et*8|(t*8|)*6t*5{}", last);
+  if (stages == 16) base["parallelism"]["pipeline_layout"] = fmt::format("Et*4|(t*4|)*14t{}", last);
+  if (stages == 32) base["parallelism"]["pipeline_layout"] = fmt::format("Et|(tt|)*30{}", last);
+}
+
+// What the recipes of models with experts recompute.
+void set_recomputed_modules(const CsvTable& table, int row, Json& base) {
+  const std::string& model = table.text(row, "model");
+  const std::string& type = table.text(row, "gpu_type");
+  const bool graph = base["parallelism"].value("cuda_graph_impl", "") == "full_iteration";
+  std::vector<std::string> modules;
+  if (model.starts_with("Kimi")) modules = {"mla_up_proj"};
+  if (model.starts_with("DeepSeek")) {
+    if (type.find("H100") != std::string::npos) {
+      modules = {"mla_up_proj", "mlp"};
+    } else if (type.find("GB200") != std::string::npos) {
+      modules = {graph ? "mla_up_proj" : "mlp"};
+    } else if (!graph) {
+      modules = {"mla_up_proj"};
+    }
+  }
+  if (model.starts_with("GPT OSS") && type.find("B200") != std::string::npos && !graph)
+    modules = {"layernorm", "moe_act"};
+  if (modules.empty()) return;
+  base["parallelism"]["recompute"] = "selective";
+  base["parallelism"]["recompute_modules"] = modules;
 }
 
 // A row of a table of NVIDIA's. Where stages times layers do not divide, embedding and head count as a layer each, as
@@ -102,7 +161,10 @@ NvidiaRow nvidia_row(CsvTable table, int row) {
   } else if (precision != "bf16") {
     base["parallelism"]["fp8_param_gather"] = true;
   }
-  if (table.has("experts") && !table.text(row, "experts").empty()) set_experts(table, row, base);
+  if (table.has("experts") && !table.text(row, "experts").empty()) {
+    set_experts(table, row, base);
+    set_recomputed_modules(table, row, base);
+  }
   if (table.has("release") && table.text(row, "release").starts_with("24.")) base["software"] = "nemo-2024";
   base["model"] = models.at(name);
   base["model"].update({{"position_embedding_type", "rope"},
@@ -114,7 +176,9 @@ NvidiaRow nvidia_row(CsvTable table, int row) {
   table.drop("recompute");  // not published
   const auto layers = table.integer(row, "layers", 1, 1000);
   const auto stages = table.integer(row, "pp", 1, 1000) * table.integer(row, "vp", 1, 1000);
-  if (layers % stages != 0 && (layers + 2) % stages == 0) {
+  if (layers == 61) {
+    set_layers_of_deepseek(table, row, base);
+  } else if (layers % stages != 0 && (layers + 2) % stages == 0) {
     std::vector<std::int64_t> counts(static_cast<std::size_t>(stages), (layers + 2) / stages);
     --counts.front();
     --counts.back();
@@ -131,9 +195,11 @@ MeasuredIteration nvidia_run(const CsvTable& whole, int row) {
   return out;
 }
 
-// The tables do not name what is recomputed: uses the least recomputation that fits, and none if nothing does.
+// The tables do not name what is recomputed. Uses what the recipe names, else the least recomputation that fits, and
+// none if nothing does.
 Prediction with_least_recomputation(Scenario scenario) {
   using enum Training::Recompute;
+  if (scenario.training.recompute != none) return predict(Setup(scenario));
   scenario.training.recompute_modules = sim::cheap_modules(*scenario.model, scenario.training);
   std::optional<Prediction> first;
   for (const Training::Recompute recompute : {none, selective, full}) {

@@ -33,6 +33,22 @@ WovenBlock shifted(WovenBlock block, double before, double after) {
   return block;
 }
 
+// Marks the kernels that are launched as CUDA graphs.
+void capture(const Training& training, std::vector<KernelPart>& parts) {
+  using enum Training::GraphImplementation;
+  if (training.graph_implementation == none) return;
+  const bool all = training.graph_implementation == full_iteration;
+  const bool whole_moe = training.graph_modules.any_of(GraphModule::moe);
+  const auto in_graph = [&](GraphModule module) {
+    const bool of_moe = module == GraphModule::moe_router || module == GraphModule::moe_preprocess;
+    return training.graph_modules.any_of(module) || (of_moe && whole_moe);
+  };
+  for (KernelPart& part : parts) {
+    const bool layer = part.name != "embedding" && part.name != "head";
+    for (KernelCall& call : part.calls) call.captured = all || (layer && in_graph(call.module));
+  }
+}
+
 const Training& checked(const Transformer& model, const Training& training) {
   check_training(model, training);
   return training;
@@ -154,16 +170,22 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   return seconds * call.count;
 }
 
-double AnalyticCost::host_s(int kernels) const { return kernels * software_.issue_s / cluster_.host_speed; }
+double AnalyticCost::host_s(const std::vector<KernelCall>& calls) const {
+  int launches = 0;
+  bool replays = false;
+  for (const KernelCall& call : calls) {
+    launches += call.launched();
+    replays |= call.captured;
+  }
+  const bool whole = training_.graph_implementation == Training::GraphImplementation::full_iteration;
+  if (replays && !whole) ++launches;
+  return launches * software_.issue_s / cluster_.host_speed;
+}
 
 double AnalyticCost::part_s(const KernelPart& part) const {
   double device = 0;
-  int issued = 0;
-  for (const KernelCall& call : part.calls) {
-    device += kernel_s(call);
-    issued += call.launched();
-  }
-  return std::max(device, host_s(issued));
+  for (const KernelCall& call : part.calls) device += kernel_s(call);
+  return std::max(device, host_s(part.calls));
 }
 
 double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
@@ -244,18 +266,15 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
         continue;
       }
       LayerTimes times;
-      int launched = 0;
-      for (const KernelCall& call : part.calls) {
-        times.of(pass, call.part) += kernel_s(call);
-        launched += call.launched();
-      }
+      for (const KernelCall& call : part.calls) times.of(pass, call.part) += kernel_s(call);
+      const double launches = host_s(part.calls);
       for (int i = 0; i < part.repeats; ++i, ++layer) {
         if (layer == host.size()) {
           out.layers.emplace_back();
           host.push_back(0);
         }
         out.layers[layer].seconds[LayerTimes::pass_index(pass)] = times.seconds[LayerTimes::pass_index(pass)];
-        host[layer] += host_s(launched);
+        host[layer] += launches;
       }
     }
   }
@@ -410,8 +429,8 @@ double AnalyticCost::optimizer_s(int stage) const {
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // per rank
-  const double on_gpu =
-      bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) + kKernels * std::max(gpu.kernel_s, host_s(1));
+  const double on_gpu = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
+                        kKernels * std::max(gpu.kernel_s, software_.issue_s / cluster_.host_speed);
   return software_.step_s / chunks + (offloaded > 0 ? with_offload_s(on_gpu, offloaded, adam) : on_gpu);
 }
 
@@ -436,6 +455,7 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
     out.push_back({"MTP layer", held.mtp_layers, mtp_kernels(model_, training_, kind, slice)});
   }
   if (held.head) out.push_back({"head", 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice)});
+  capture(training_, out);
   add_sharding(kind, stage, slice, out);
   return out;
 }
@@ -518,6 +538,7 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShap
         full ? mtp_recomputed_kernels(model_, training_, slice)
              : recomputed_module_kernels(model_, training_, slice, model_.last_kind()));
   }
+  capture(training_, out);
   return out;
 }
 

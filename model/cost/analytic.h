@@ -72,8 +72,8 @@ class AnalyticCost : public CostModel {
   KernelTime kernel_time(const KernelCall& call) const;
   // The measured time of one kernel of a call. Attention backward is measured with its row sums, which are therefore 0.
   std::optional<double> measured_s(const KernelCall& call) const;
-  // The host's time to launch this number of kernels.
-  double host_s(int kernels) const;
+  // The host's time to launch these kernels: a graph of some of them is one launch.
+  double host_s(const std::vector<KernelCall>& calls) const;
   double with_offload_s(double on_gpu, double offloaded, int adam) const;
 
   const StageContents& contents(int stage) const { return stages_[stage]; }

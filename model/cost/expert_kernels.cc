@@ -1,5 +1,7 @@
 #include "model/cost/expert_kernels.h"
 
+#include "model/cost/expert_routing.h"
+
 namespace sluice::model {
 
 using namespace kernel_parts;
@@ -8,20 +10,37 @@ namespace {
 
 // Elements and rows on one device.
 struct ExpertSizes {
-  double own;     // tokens that this rank routes
-  double sent;    // copies of them that are sent, and the number received
-  double come;    // copies that this rank's experts process: also those of the ranks that have their other parts
-  double scores;  // of the router
-  double mine;    // experts on this rank
-  double width;   // of an expert on this device
+  double own;        // tokens that this rank routes
+  double sent;       // copies of them that are sent, and the number received
+  double come;       // copies that this rank's experts process: also those of the ranks that have their other parts
+  double delivered;  // of them, before they are copied to several experts of this rank
+  double scores;     // of the router
+  double mine;       // experts on this rank
+  double width;      // of an expert on this device
   double width_in;
   double shared;  // width of the shared expert on this device
   double shared_in;
 };
 
-// Marks the kernels from `first` on.
+// Mark the kernels from `first` on.
 void mark(Kernels& out, std::size_t first, LayerPart part) {
   for (std::size_t i = first; i < out.size(); ++i) out[i].part = part;
+}
+void mark(Kernels& out, std::size_t first, GraphModule module) {
+  for (std::size_t i = first; i < out.size(); ++i) out[i].module = module;
+}
+
+// The copies of tokens, or their sum, of a rank: apart from dispatch and combine.
+KernelCall copies(std::string_view name, double bytes) {
+  KernelCall call = memory(name, bytes);
+  call.module = GraphModule::moe_preprocess;
+  return call;
+}
+
+// Whether tokens are copied before they are sent and results are added after they arrive: DeepEP and HybridEP do so
+// while they send.
+bool copies_apart(const Training& training) {
+  return training.ep == 1 || training.token_dispatcher == Training::TokenDispatcher::all_to_all;
 }
 
 ExpertSizes expert_sizes(const Transformer& model, const Training& training, const Sizes& s) {
@@ -30,6 +49,7 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   e.own = s.rows / training.tp;
   e.sent = e.own * experts.per_token;
   e.come = e.sent * training.etp * (training.ep > 1 ? training.expert_imbalance : 1);
+  e.delivered = copies_apart(training) ? e.come : e.come * expected_parts(experts, training.ep) / experts.per_token;
   e.scores = e.own * experts.count;
   e.mine = static_cast<double>(experts.count) / training.ep;
   e.width = static_cast<double>(experts.ffn_hidden) / training.etp;
@@ -39,22 +59,42 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   return e;
 }
 
+// A GEMM per expert, as one kernel or one by one.
+KernelCall grouped(const Training& training, std::string_view name, const ExpertSizes& e, GemmShape shape) {
+  shape.batch = e.mine;
+  shape.apart = !training.fused_grouped_mlp;
+  KernelCall call = narrow_product(training, name, shape);
+  if (shape.apart) call.group = static_cast<int>(e.mine);
+  return call;
+}
+
 // The rows of every expert: [come / mine, k] x [k, n].
-KernelCall grouped(const Training& training, std::string_view name, const ExpertSizes& e, double k, double n,
-                   GemmPass pass = GemmPass::forward) {
-  return narrow_product(training, name,
-                        {.m = e.come / e.mine, .n = n, .k = k, .batch = e.mine, .apart = true, .pass = pass});
+KernelCall grouped_rows(const Training& training, std::string_view name, const ExpertSizes& e, double k, double n,
+                        GemmPass pass = GemmPass::forward) {
+  return grouped(training, name, e, {.m = e.come / e.mine, .n = n, .k = k, .pass = pass});
 }
 
 KernelCall grouped_weight(const Training& training, std::string_view name, const ExpertSizes& e, double k, double n) {
-  return narrow_product(training, name,
-                        {.m = k,
-                         .n = n,
-                         .k = e.come / e.mine,
-                         .batch = e.mine,
-                         .result_bytes = 2.0 * training.gradient_bytes,
-                         .apart = true,
-                         .pass = GemmPass::weight_gradient});
+  return grouped(training, name, e,
+                 {.m = k,
+                  .n = n,
+                  .k = e.come / e.mine,
+                  .result_bytes = 2.0 * training.gradient_bytes,
+                  .pass = GemmPass::weight_gradient});
+}
+
+// Casts of the rows of every expert, in one kernel or one by one.
+void add_grouped_cast(Kernels& out, const Training& training, std::string_view name, const Cast& cast,
+                      const ExpertSizes& e, double elements) {
+  if (cast.kernels == 0) return;
+  add_cast(out, name, cast, elements);
+  if (!training.fused_grouped_mlp) out.back().group = static_cast<int>(e.mine);
+}
+
+// Bytes per element of what a fused kernel writes already cast, in both layouts.
+double cast_bytes(const Training& training) {
+  const PrecisionTraits& traits = traits_of(training.precision);
+  return traits.bits == 16 ? 2 : 2 * traits.bytes;
 }
 
 // The ranks with the parts of the same experts gather all their rows, or add their results of them.
@@ -64,16 +104,9 @@ void exchange_parts(Kernels& out, const Training& training, const Sizes& s, cons
   out.push_back({.name = name, .kind = KernelClass::expert_all_gather, .bytes = 2 * e.come * s.hidden});
 }
 
-// Whether tokens are copied before they are sent and results are added after they arrive: DeepEP and HybridEP do so
-// while they send.
-bool copies_apart(const Training& training) {
-  return training.ep == 1 || training.token_dispatcher == Training::TokenDispatcher::all_to_all;
-}
-
-// Orders what has arrived by expert, or back. HybridEP does so while it receives and sends.
-void add_ordering(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view name) {
-  if (training.ep > 1 && training.token_dispatcher == Training::TokenDispatcher::hybridep) return;
-  out.push_back(memory(name, 4 * e.come * s.hidden));
+// Orders what has arrived by expert, or back. DeepEP and HybridEP deliver one copy of a token per rank.
+void add_ordering(Kernels& out, const Sizes& s, const ExpertSizes& e, std::string_view name) {
+  out.push_back(memory(name, 2 * (e.delivered + e.come) * s.hidden));
   out.back().part = LayerPart::experts;
 }
 
@@ -90,25 +123,25 @@ void exchange_copies(Kernels& out, const Training& training, const Sizes& s, con
 // kernels.
 void dispatch(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, LayerPart part,
               std::string_view copied, std::string_view sent, std::string_view ordered) {
-  if (copies_apart(training)) out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
+  if (copies_apart(training)) out.push_back(copies(copied, 2 * (e.own + e.sent) * s.hidden));
   if (training.expert_ranks() == 1) return;  // the copies are already in order
   const std::size_t first = out.size();
   constexpr double kNarrow = 1 + 4.0 / 128;
   exchange_copies(out, training, s, e, sent, training.fp8_dispatch ? kNarrow : 2);
   exchange_parts(out, training, s, e, "all-gather of copies");
   mark(out, first, part);
-  add_ordering(out, training, s, e, ordered);
+  add_ordering(out, s, e, ordered);
 }
 
 // The reverse of `dispatch`; the copies of a token are added.
 void combine(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, LayerPart part,
              std::string_view ordered, std::string_view sent, std::string_view summed) {
-  if (training.expert_ranks() > 1) add_ordering(out, training, s, e, ordered);
+  if (training.expert_ranks() > 1) add_ordering(out, s, e, ordered);
   const std::size_t first = out.size();
   exchange_parts(out, training, s, e, "reduce-scatter of results");
   exchange_copies(out, training, s, e, sent, 2);
   mark(out, first, part);
-  if (copies_apart(training)) out.push_back(memory(summed, 2 * (e.own + e.sent) * s.hidden));
+  if (copies_apart(training)) out.push_back(copies(summed, 2 * (e.own + e.sent) * s.hidden));
 }
 
 Kernels forward(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
@@ -117,13 +150,18 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
   out.push_back(gemm("router", e.own, s.hidden, model.experts.count));
   // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
   out.push_back(memory("top-k", 32 * e.scores, 6));
+  mark(out, 0, GraphModule::moe_router);
   dispatch(out, training, s, e, LayerPart::dispatch, "copies for experts", "dispatch", "copies in order");
   std::size_t first = out.size();
-  add_cast(out, "cast of input", traits.input, e.come * s.hidden);
-  out.push_back(grouped(training, "experts in", e, s.hidden, e.width_in));
-  out.push_back(memory("activation of experts", 2 * e.come * (e.width_in + e.width)));
-  add_cast(out, "cast of input", traits.input, e.come * e.width);
-  out.push_back(grouped(training, "experts out", e, e.width, s.hidden));
+  add_grouped_cast(out, training, "cast of input", traits.input, e, e.come * s.hidden);
+  out.push_back(grouped_rows(training, "experts in", e, s.hidden, e.width_in));
+  if (training.fused_grouped_mlp) {
+    out.back().bytes += cast_bytes(training) * e.come * e.width;
+  } else {
+    out.push_back(memory("activation of experts", 2 * e.come * (e.width_in + e.width)));
+    add_grouped_cast(out, training, "cast of input", traits.input, e, e.come * e.width);
+  }
+  out.push_back(grouped_rows(training, "experts out", e, e.width, s.hidden));
   mark(out, first, LayerPart::experts);
   combine(out, training, s, e, LayerPart::combine, "results in order", "combine", "sum of experts");
   if (e.shared > 0) {
@@ -134,6 +172,7 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", reduced_bytes(training, s)));
     if (model.experts.shared_gate) out.push_back(memory("gate of shared expert", 6 * s.split * s.hidden, 2));
     mark(out, first, LayerPart::experts);
+    mark(out, first, GraphModule::moe_router);
     out.push_back(memory("sum with shared expert", 6 * s.split * s.hidden));
   }
   return out;
@@ -149,20 +188,28 @@ Kernels input_gradient(const Transformer& model, const Training& training, const
     add_linear_gradient(out, training, "d shared expert in", s.rows, e.shared_in, s.hidden);
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", reduced_bytes(training, s)));
     mark(out, 0, LayerPart::experts);
+    mark(out, 0, GraphModule::moe_router);
     out.push_back(memory("sum with d shared expert", 6 * s.split * s.hidden));
   }
   dispatch(out, training, s, e, LayerPart::combine, "d sum of experts", "d combine", "d results in order");
-  const std::size_t first = out.size();
-  add_cast(out, "cast of output gradient", traits.gradient, e.come * s.hidden);
-  out.push_back(grouped(training, "d experts out", e, s.hidden, e.width, GemmPass::input_gradient));
-  out.push_back(memory("d activation of experts", 2 * e.come * (e.width + 2 * e.width_in)));
-  add_cast(out, "cast of output gradient", traits.gradient, e.come * e.width_in);
-  out.push_back(grouped(training, "d experts in", e, e.width_in, s.hidden, GemmPass::input_gradient));
+  std::size_t first = out.size();
+  add_grouped_cast(out, training, "cast of output gradient", traits.gradient, e, e.come * s.hidden);
+  out.push_back(grouped_rows(training, "d experts out", e, s.hidden, e.width, GemmPass::input_gradient));
+  if (training.fused_grouped_mlp) {
+    // Instead of the gradient of the activation, that of its inputs is written, which are read.
+    out.back().bytes += e.come * ((2 + cast_bytes(training)) * e.width_in - 2 * e.width);
+  } else {
+    out.push_back(memory("d activation of experts", 2 * e.come * (e.width + 2 * e.width_in)));
+    add_grouped_cast(out, training, "cast of output gradient", traits.gradient, e, e.come * e.width_in);
+  }
+  out.push_back(grouped_rows(training, "d experts in", e, e.width_in, s.hidden, GemmPass::input_gradient));
   mark(out, first, LayerPart::experts);
   combine(out, training, s, e, LayerPart::dispatch, "d copies in order", "d dispatch", "d copies for experts");
+  first = out.size();
   out.push_back(memory("d top-k", 24 * e.scores, 4));
   out.push_back(gemm("d router", e.own, model.experts.count, s.hidden, GemmPass::input_gradient));
   out.push_back(memory("sum with d router", 6 * e.own * s.hidden));
+  mark(out, first, GraphModule::moe_router);
   return out;
 }
 
@@ -170,12 +217,14 @@ Kernels weight_gradient(const Transformer& model, const Training& training, cons
   Kernels out;
   out.push_back(grouped_weight(training, "w experts out", e, e.width, s.hidden));
   out.push_back(grouped_weight(training, "w experts in", e, s.hidden, e.width_in));
+  const std::size_t first = out.size();
   if (e.shared > 0) {
     out.push_back(linear_weight(training, "w shared expert out", s.rows, e.shared, s.hidden));
     out.push_back(linear_weight(training, "w shared expert in", s.rows, s.hidden, e.shared_in));
   }
   mark(out, 0, LayerPart::experts);
   out.push_back(weight_gemm("w router", e.own, s.hidden, model.experts.count, training.gradient_bytes));
+  mark(out, first, GraphModule::moe_router);
   return out;
 }
 
@@ -183,10 +232,16 @@ Kernels weight_gradient(const Transformer& model, const Training& training, cons
 
 Kernels expert_kernels(const Transformer& model, const Training& training, OpKind kind, const Sizes& s) {
   const ExpertSizes e = expert_sizes(model, training, s);
-  if (kind == OpKind::F) return forward(model, training, s, e);
   Kernels out;
-  if (kind != OpKind::W) out = input_gradient(model, training, s, e);
-  if (kind != OpKind::I) append(out, weight_gradient(model, training, s, e));
+  if (kind == OpKind::F) {
+    out = forward(model, training, s, e);
+  } else {
+    if (kind != OpKind::W) out = input_gradient(model, training, s, e);
+    if (kind != OpKind::I) append(out, weight_gradient(model, training, s, e));
+  }
+  for (KernelCall& call : out) {
+    if (call.module == GraphModule::attention) call.module = GraphModule::moe;
+  }
   return out;
 }
 

@@ -35,7 +35,7 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
       device += seconds;
       issued += call.launched();
     }
-    const double host = cost.host_s(issued);
+    const double host = cost.host_s(part.calls);
     if (host > device) {
       out.kernels.push_back({.part = std::string(part.name),
                              .name = "waiting for the host",

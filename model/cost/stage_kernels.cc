@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 
 #include "model/cost/context_kernels.h"
 #include "model/cost/expert_kernels.h"
@@ -14,6 +15,11 @@ using namespace kernel_parts;
 
 namespace {
 
+Kernels of_mlp(Kernels kernels) {
+  for (KernelCall& call : kernels) call.module = GraphModule::mlp;
+  return kernels;
+}
+
 Kernels dense_forward(const Training& training, const Sizes& s) {
   Kernels out;
   add_linear(out, training, "MLP in", s.rows, s.hidden, s.mlp_in, Source::norm);
@@ -21,7 +27,7 @@ Kernels dense_forward(const Training& training, const Sizes& s) {
   add_linear(out, training, "MLP out", s.rows, s.mlp, s.hidden);
   add_tensor_collectives(out, training, s, "all-reduce 2", {.m = s.rows, .n = s.mlp_in, .k = s.hidden},
                          {.m = s.rows, .n = s.hidden, .k = s.mlp});
-  return out;
+  return of_mlp(std::move(out));
 }
 
 Kernels dense_input_gradient(const Training& training, const Sizes& s) {
@@ -32,12 +38,12 @@ Kernels dense_input_gradient(const Training& training, const Sizes& s) {
   add_tensor_collectives(out, training, s, "all-reduce of d MLP in",
                          {.m = s.rows, .n = s.mlp, .k = s.hidden, .pass = GemmPass::input_gradient},
                          {.m = s.rows, .n = s.hidden, .k = s.mlp_in, .pass = GemmPass::input_gradient});
-  return out;
+  return of_mlp(std::move(out));
 }
 
 Kernels dense_weight_gradient(const Training& training, const Sizes& s) {
-  return {linear_weight(training, "w MLP out", s.rows, s.mlp, s.hidden),
-          linear_weight(training, "w MLP in", s.rows, s.hidden, s.mlp_in)};
+  return of_mlp({linear_weight(training, "w MLP out", s.rows, s.mlp, s.hidden),
+                 linear_weight(training, "w MLP in", s.rows, s.hidden, s.mlp_in)});
 }
 
 Kernels layer_forward(const Transformer& model, const Training& training, const SliceShape& slice, LayerKind layer,

@@ -51,9 +51,12 @@ struct KernelCall {
   double overlapped_bytes = 0;
   double added_s = 0;                     // of sharding
   LayerPart part = LayerPart::attention;  // of a layer with experts; everything before and after its MLP is attention
+  GraphModule module = GraphModule::attention;  // of a layer
+  bool captured = false;                        // in a CUDA graph
+  int group = 0;  // number of experts for each of which the host launches it; 0: it launches `count` kernels
 
-  // Number of kernels that an op's host thread launches: collectives of sharded parameters are launched ahead.
-  int launched() const { return kind == KernelClass::sharding ? 0 : count; }
+  // Number of launches by an op's host thread: collectives of sharded parameters are launched ahead.
+  int launched() const { return kind == KernelClass::sharding || captured ? 0 : group > 0 ? group : count; }
 };
 
 // Returns the kernels of one part of the model for F, I or W (B is I and W), on one of training.tp x training.cp

@@ -493,15 +493,13 @@ class MegatronImport {
     }
   }
 
-  // Words as on a command line, or one in the form of a printed list.
-  void read_recomputed_modules() {
-    set("/parallelism/recompute", "selective");
-    if (!has("recompute-modules")) return;
+  // The values of an argument that are among `names`; others are not modeled. They are words as on a command line, or
+  // one in the form of a printed list.
+  std::vector<std::string> modules(std::string_view name, const std::vector<std::string>& names) {
     std::vector<std::string> known;
     std::vector<std::string> unknown;
-    const std::vector<std::string>& names = recompute_module_names();
     std::string word;
-    for (const char c : fmt::format("{} ", fmt::join(arguments_.at("recompute-modules").words, " "))) {
+    for (const char c : fmt::format("{} ", fmt::join(arguments_.at(std::string(name)).words, " "))) {
       if (std::string_view("[]'\", ").find(c) == std::string_view::npos) {
         word += c;
       } else if (!word.empty()) {
@@ -509,11 +507,37 @@ class MegatronImport {
         word.clear();
       }
     }
-    set("/parallelism/recompute_modules", known);
-    if (!unknown.empty()) not_modeled_.push_back(fmt::format("--recompute-modules {}", fmt::join(unknown, " ")));
+    if (!unknown.empty()) not_modeled_.push_back(fmt::format("--{} {}", name, fmt::join(unknown, " ")));
+    return known;
+  }
+
+  void read_recomputed_modules() {
+    set("/parallelism/recompute", "selective");
+    if (has("recompute-modules")) {
+      set("/parallelism/recompute_modules", modules("recompute-modules", recompute_module_names()));
+    }
+  }
+
+  // Older versions have enable-cuda-graph and external-cuda-graph, and scopes instead of modules, of which one is the
+  // whole iteration.
+  void read_graphs() {
+    std::string implementation = has("cuda-graph-impl")       ? word("cuda-graph-impl")
+                                 : has("external-cuda-graph") ? "transformer_engine"
+                                 : has("enable-cuda-graph")   ? "local"
+                                                              : "none";
+    const std::string_view list = has("cuda-graph-modules") ? "cuda-graph-modules" : "cuda-graph-scope";
+    std::vector<std::string> names = graph_module_names();
+    names.insert(names.end(), {"full", "full_iteration"});
+    std::vector<std::string> named = has(list) ? modules(list, names) : std::vector<std::string>();
+    if (implementation == "none") return;
+    if (std::erase(named, "full_iteration") > 0) implementation = "full_iteration";
+    if (std::erase(named, "full") > 0 || implementation == "full_iteration") named.clear();
+    set("/parallelism/cuda_graph_impl", implementation);
+    if (!named.empty()) set("/parallelism/cuda_graph_modules", named);
   }
 
   void read_experts_and_head() {
+    read_graphs();
     if (has("num-experts") && !has("moe-grouped-gemm")) set("/parallelism/moe_grouped_gemm", false);
     if (!has("defer-embedding-wgrad-compute")) return;
     const auto limit = whole("wgrad-deferral-limit");

@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/scenario/graph_modules.h"
 #include "model/scenario/pipeline_layout.h"
 #include "model/slicing/balanced.h"
 
@@ -194,6 +195,8 @@ class Reading {
     read_cross_entropy(object);
     training.transformer_engine = object.boolean_or("transformer_engine", false);
     training.grouped_experts = object.boolean_or("moe_grouped_gemm", true);
+    training.fused_grouped_mlp = object.boolean_or("fused_grouped_mlp", false);
+    read_graphs(object, scenario_.model, training);
     training.deferred_head_gradients = whole(object, "wgrad_deferral_limit", 0, 1 << 20, 0);
     training.scatter_gather = object.boolean_or("scatter_gather", true);
     training.pipeline_before_data = object.boolean_or("pipeline_before_data", false);

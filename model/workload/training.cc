@@ -21,15 +21,21 @@ bool Training::has_modules_to_repeat() const {
   return !flash_attention || recompute_modules.any_of(others);
 }
 
-std::vector<std::string> names_of(RecomputeModules modules) {
+const std::vector<std::string>& graph_module_names() {
+  static const std::vector<std::string> names = {"attn", "mlp", "moe", "moe_router", "moe_preprocess"};
+  return names;
+}
+
+namespace {
+
+template <typename Module>
+std::vector<std::string> names_in(ModuleSet<Module> modules, const std::vector<std::string>& names) {
   std::vector<std::string> out;
-  const std::vector<std::string>& names = recompute_module_names();
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (modules.any_of(static_cast<RecomputeModule>(i))) out.push_back(names[i]);
+    if (modules.any_of(static_cast<Module>(i))) out.push_back(names[i]);
   }
   return out;
 }
-namespace {
 
 // Distributes `layers` over `count` stages. The remainder goes to the middle, and of two stages equally near it to the
 // earlier: the head is more expensive than the embedding.
@@ -183,6 +189,9 @@ void check_context(const Transformer& model, const Training& training) {
 }
 
 }  // namespace
+
+std::vector<std::string> names_of(RecomputeModules modules) { return names_in(modules, recompute_module_names()); }
+std::vector<std::string> names_of(GraphModules modules) { return names_in(modules, graph_module_names()); }
 
 std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
                                         int first_layers, int last_layers, int mtp_stage) {

@@ -26,26 +26,41 @@ enum class RecomputeModule : std::uint8_t {
   layer,
 };
 
-// A set of them.
-class RecomputeModules {
+// What is launched as CUDA graphs, one per layer and pass (Megatron-LM's cuda-graph-modules).
+enum class GraphModule : std::uint8_t {
+  attention,       // everything of a layer besides its MLP
+  mlp,             // of a dense layer
+  moe,             // of a layer with experts, all of it: its sizes must be constant (tokens are dropped or padded)
+  moe_router,      // with the shared expert
+  moe_preprocess,  // the copies of tokens before the dispatch, and their sum after the combine
+};
+
+// A set of modules.
+template <typename Module>
+class ModuleSet {
  public:
-  constexpr RecomputeModules() = default;
+  constexpr ModuleSet() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): one module is a set.
-  constexpr RecomputeModules(RecomputeModule module) : bits_(static_cast<std::uint8_t>(1U << unsigned(module))) {}
-  constexpr RecomputeModules operator|(RecomputeModules other) const {
-    RecomputeModules out;
+  constexpr ModuleSet(Module module) : bits_(static_cast<std::uint8_t>(1U << unsigned(module))) {}
+  constexpr ModuleSet operator|(ModuleSet other) const {
+    ModuleSet out;
     out.bits_ = static_cast<std::uint8_t>(bits_ | other.bits_);
     return out;
   }
-  constexpr bool any_of(RecomputeModules other) const { return (bits_ & other.bits_) != 0; }
-  friend bool operator==(const RecomputeModules&, const RecomputeModules&) = default;
+  constexpr bool any_of(ModuleSet other) const { return (bits_ & other.bits_) != 0; }
+  friend bool operator==(const ModuleSet&, const ModuleSet&) = default;
 
  private:
   std::uint8_t bits_ = 0;
 };
+using RecomputeModules = ModuleSet<RecomputeModule>;
+using GraphModules = ModuleSet<GraphModule>;
 // By enumerator, without `layer`: "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts".
 const std::vector<std::string>& recompute_module_names();
 std::vector<std::string> names_of(RecomputeModules modules);
+// By enumerator: "attn", "mlp", "moe", "moe_router", "moe_preprocess".
+const std::vector<std::string>& graph_module_names();
+std::vector<std::string> names_of(GraphModules modules);
 
 // The training configuration of a transformer: everything besides its shape that determines parameters, activations and
 // time on one device.
@@ -69,6 +84,14 @@ struct Training {
     native,    // compiled by PyTorch: as `separate`, but the softmax is written besides the 32-bit logits
     te,        // Transformer Engine: softmax and its gradient overwrite the 16-bit logits
     plain,     // PyTorch's: as `native`, and two more 32-bit tensors in the backward pass
+  };
+
+  // What captures and replays CUDA graphs (Megatron-LM's cuda-graph-impl).
+  enum class GraphImplementation : std::uint8_t {
+    none,
+    local,               // Megatron-LM, `graph_modules` of each layer
+    transformer_engine,  // Transformer Engine, the same
+    full_iteration,      // all forwards and backwards of an iteration are one graph
   };
 
   // What carries the tokens of experts.
@@ -103,6 +126,11 @@ struct Training {
   int recompute_layers = 0;     // with full recomputation: number of leading layers recomputed per stage (0 = all)
   bool flash_attention = true;  // the scores are never stored
   bool grouped_experts = true;  // the GEMMs of the experts are one grouped GEMM (Transformer Engine)
+  // The GEMMs of all experts are one kernel, which also computes their activation and casts its result; otherwise the
+  // host launches a GEMM and a cast per expert (Megatron-LM's use-transformer-engine-op-fuser).
+  bool fused_grouped_mlp = false;
+  GraphImplementation graph_implementation = GraphImplementation::none;
+  GraphModules graph_modules;  // of `local` and `transformer_engine`
   // Number of microbatches for which the last stage defers the head's weight gradient to the end of the batch
   // (Megatron-LM's wgrad-deferral-limit); it keeps the operands.
   int deferred_head_gradients = 0;

@@ -230,6 +230,16 @@ TEST(CommandErrors, WrongNumbers) {
        "--recompute-modules: requires a model with experts, got \"moe_act\""},
       {"simulate --model llama3-8b --pp 4 --microbatches 4 --recompute selective --recompute-modules mlp,mla_up_proj",
        "--recompute-modules: requires a model with latent attention, got \"mla_up_proj\""},
+      {"simulate --model llama3-8b --pp 4 --microbatches 4 --cuda-graph-modules attn",
+       "--cuda-graph-modules: requires cuda_graph_impl local or transformer_engine, got [\"attn\"]"},
+      {"simulate --model llama3-8b --pp 4 --microbatches 4 --cuda-graph-impl local --cuda-graph-modules moe_router",
+       "--cuda-graph-modules: requires a model with experts, got \"moe_router\""},
+      {"simulate --model qwen3-30b-a3b --pp 4 --microbatches 4 --cuda-graph-impl local --cuda-graph-modules "
+       "moe,moe_router",
+       "--cuda-graph-modules: moe excludes its parts moe_router and moe_preprocess, got [\"moe\",\"moe_router\"]"},
+      {"simulate --model qwen3-30b-a3b --pp 4 --microbatches 4 --cuda-graph-impl local --cuda-graph-modules "
+       "moe_preprocess",
+       "--cuda-graph-modules: moe_preprocess requires moe_router, got [\"moe_preprocess\"]"},
       {"simulate --pp 4 --microbatches 4 --explain-memory=", "simulate: --explain-memory: expected a value after '='"},
       {"simulate scenario.json --explain=", "simulate: --explain: expected a value after '='"},
       {"simulate --pp 4 --microbatches 4 --zero-stage 2 --reshard-after-forward",

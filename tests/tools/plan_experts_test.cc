@@ -27,6 +27,23 @@ TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
   EXPECT_THAT(flags("--recompute-modules mlp"), testing::HasSubstr(" --recompute-modules mlp"));
 }
 
+// Megatron-LM's flags of what only changes the host's time.
+TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
+  const auto flags = [](const std::string& more) {
+    const CommandResult result = run_sluice(words(
+        "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 256 --seq-length 4096 --tp 1 --pp 2 --ep 8 "
+        "--mbs 1 --schedule 1f1b --even-stages --top 1 " +
+        more));
+    return result.out + result.err;
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(flags(""), testing::Not(testing::AnyOf(HasSubstr("cuda-graph"), HasSubstr("op-fuser"))));
+  EXPECT_THAT(flags("--fused-grouped-mlp"), HasSubstr("--use-transformer-engine-op-fuser"));
+  EXPECT_THAT(flags("--cuda-graph-impl full_iteration"), HasSubstr("--cuda-graph-impl full_iteration"));
+  EXPECT_THAT(flags("--cuda-graph-impl transformer_engine --cuda-graph-modules attn,moe_router"),
+              HasSubstr("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"));
+}
+
 // With even stages, pp 8 is behind ten configurations with pp 4 that differ in chunks and outer stages; with layers per
 // stage it is ahead.
 TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {

@@ -58,6 +58,17 @@ void add_experts(const Transformer& model, const Training& training, Arguments& 
   if (training.tp > 1 || training.etp > 1) out.add("--expert-tensor-parallel-size", training.etp);
 }
 
+void add_graphs(const Training& training, Arguments& out) {
+  using enum Training::GraphImplementation;
+  switch (training.graph_implementation) {
+    case none: return;
+    case local: out.add("--cuda-graph-impl", "local"); break;
+    case transformer_engine: out.add("--cuda-graph-impl", "transformer_engine"); break;
+    case full_iteration: out.add("--cuda-graph-impl", "full_iteration"); return;
+  }
+  out.add("--cuda-graph-modules", fmt::format("{}", fmt::join(names_of(training.graph_modules), " ")));
+}
+
 void add_latent_attention(const LatentAttention& latent, Arguments& out) {
   out.add("--multi-latent-attention", true);
   if (latent.query_rank > 0) out.add("--q-lora-rank", latent.query_rank);
@@ -192,6 +203,8 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
     out.add("--use-precision-aware-optimizer", true);  // which it requires
   }
   out.add("--moe-grouped-gemm", scenario.model->has_experts() && training.grouped_experts);
+  out.add("--use-transformer-engine-op-fuser", training.fused_grouped_mlp);
+  add_graphs(training, out);
   if (training.deferred_head_gradients > 0) {
     out.add("--defer-embedding-wgrad-compute", true);
     out.add("--wgrad-deferral-limit", training.deferred_head_gradients);

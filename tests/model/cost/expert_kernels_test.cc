@@ -110,6 +110,98 @@ TEST(ExpertKernels, IncludeTheLaunchOfEveryExpert) {
   EXPECT_NEAR(cost.kernel_s(call), gpu.gemm.launch_s + 256 * gpu.gemm.group_s, 1e-5);
 }
 
+TEST(ExpertKernels, AreLaunchedOnceOrOncePerExpert) {
+  const Transformer model = example("deepseek-v3/config.json");
+  Training training = training_of(1, 1, 8, 8);  // 32 experts
+  training.precision = GemmPrecision::mxfp8;
+  const auto grouped = [&](OpKind kind) {
+    int launches = 0;
+    for (const KernelCall& call : layer_kernels(model, training, kind, {1, kTokens, 0}, LayerKind::experts)) {
+      if (call.part == LayerPart::experts && (call.gemm.batch > 1 || call.kind == KernelClass::cast)) {
+        launches += call.launched();
+      }
+    }
+    return launches;
+  };
+  // Two GEMMs in each direction, with a cast each; the shared expert has two casts in F and two in I.
+  EXPECT_EQ(grouped(OpKind::F), 4 * 32 + 2);
+  EXPECT_EQ(grouped(OpKind::I), 4 * 32 + 2);
+  EXPECT_EQ(grouped(OpKind::W), 2 * 32);
+  training.fused_grouped_mlp = true;  // the second GEMM's operand is cast by the first
+  EXPECT_EQ(grouped(OpKind::F), 3 + 2);
+  EXPECT_EQ(grouped(OpKind::I), 3 + 2);
+  EXPECT_EQ(grouped(OpKind::W), 2);
+}
+
+// A fused kernel writes what the separate ones would write last, and reads nothing that it has itself.
+TEST(ExpertKernels, FusedMoveLess) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  training.precision = GemmPrecision::mxfp8;
+  const auto bytes = [&](OpKind kind) {
+    double sum = 0;
+    for (const KernelCall& call : layer_kernels(model, training, kind, {1, kTokens, 0}, LayerKind::experts)) {
+      if (!is_collective(call.kind)) sum += call.bytes * call.count;
+    }
+    return sum;
+  };
+  constexpr double kRows = 8 * 4096;
+  constexpr double kWidth = 768;
+  constexpr double kCast = 2 * (1 + 1.0 / 32);  // both layouts
+  const double forward = bytes(OpKind::F);
+  const double backward = bytes(OpKind::I);
+  training.fused_grouped_mlp = true;
+  // Activation of 2 x 768 elements to 768, which are then cast; now only the cast ones are written.
+  EXPECT_DOUBLE_EQ(forward - bytes(OpKind::F), kRows * kWidth * (2 * 3 + 2 + kCast - kCast));
+  // The gradient of 768 elements is not written and read, those of 2 x 768 inputs are not written and read in 16 bits.
+  EXPECT_DOUBLE_EQ(backward - bytes(OpKind::I), kRows * kWidth * (2 + 2 + 4 + 4));
+}
+
+TEST(CudaGraphs, SaveTheTimeOfTheHost) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  const auto host_s = [&](OpKind kind) {
+    const AnalyticCost cost = expert_cost_of(model, training);
+    for (const KernelPart& part : cost.parts(kind, 0, {1, kTokens, 0})) {
+      if (part.name == "MoE layer") return cost.host_s(part.calls);
+    }
+    return -1.0;
+  };
+  const double launch_s = expert_cost_of(model, training).host_s({{.name = "kernel"}});
+  const double eager = host_s(OpKind::F);
+  using enum GraphModule;
+  training.graph_implementation = Training::GraphImplementation::transformer_engine;
+  // Norm 1, QKV, two norms and two rotations, attention, projection, residual 1, norm 2 and residual 2 become one.
+  training.graph_modules = attention;
+  EXPECT_NEAR((eager - host_s(OpKind::F)) / launch_s, 11 - 1, 1e-9);
+  // Besides router, six kernels of top-k, copies of tokens and their sum, which are part of the same graph.
+  training.graph_modules = GraphModules(attention) | moe_router | moe_preprocess;
+  EXPECT_NEAR((eager - host_s(OpKind::F)) / launch_s, 20 - 1, 1e-9);
+  training.graph_modules = moe;
+  EXPECT_NEAR(host_s(OpKind::F) / launch_s, 11 + 1, 1e-9);
+  training.graph_modules = mlp;  // of dense layers
+  EXPECT_DOUBLE_EQ(host_s(OpKind::F), eager);
+  training.graph_implementation = Training::GraphImplementation::full_iteration;
+  EXPECT_EQ(host_s(OpKind::F), 0);
+  EXPECT_EQ(host_s(OpKind::B), 0);
+  // Then an op takes as long as its kernels.
+  const AnalyticCost cost = expert_cost_of(model, training);
+  double device = 0;
+  for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
+    for (const KernelCall& call : part.calls) device += part.repeats * cost.kernel_s(call);
+  }
+  EXPECT_NEAR(cost.compute_s(OpKind::F, 0, {1, {kTokens}}, 0) / device, 1, 1e-12);
+}
+
+TEST(CudaGraphs, IncludeWhatIsRecomputed) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  training.recompute = Training::Recompute::full;
+  training.graph_implementation = Training::GraphImplementation::full_iteration;
+  const AnalyticCost cost = expert_cost_of(model, training);
+  for (const KernelPart& part : cost.recompute_parts(0, {1, kTokens, 0})) EXPECT_EQ(cost.host_s(part.calls), 0);
+}
+
 TEST(AllToAll, MovesAllButTheLocalShard) {
   const Transformer model = example("mixtral-8x7b/config.json");
   const Cluster cluster = load_cluster("dgx-h100", 2);
@@ -257,6 +349,24 @@ TEST(Dispatch, SendsATokenOncePerNode) {
   double both = 1;  // all experts in one of two chosen groups
   for (int i = 0; i < 8; ++i) both *= (32.0 - i) / (64.0 - i);
   EXPECT_NEAR(expected_parts(experts, 4), 4.0 / 28 + 24.0 / 28 * (2 - 2 * both), 1e-9);
+}
+
+// DeepEP and HybridEP deliver a token once to a rank that has several of its experts, where it is copied to them.
+TEST(Dispatch, TokensAreCopiedToExpertsOnArrival) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  const auto ordering = [&] {
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
+      if (call.name == "copies in order") return call.bytes;
+    }
+    return 0.0;
+  };
+  constexpr double kCopies = 8.0 * kTokens * 2048 * 2;  // bytes
+  EXPECT_DOUBLE_EQ(ordering(), 2 * kCopies);
+  for (const auto dispatcher : {Training::TokenDispatcher::deepep, Training::TokenDispatcher::hybridep}) {
+    training.token_dispatcher = dispatcher;
+    EXPECT_DOUBLE_EQ(ordering(), (1 + expected_parts(model.experts, 8) / 8) * kCopies);
+  }
 }
 
 TEST(Dispatch, HierarchicalMovesFewerBytesBetweenNodes) {

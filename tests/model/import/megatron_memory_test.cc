@@ -101,5 +101,31 @@ TEST(ImportMegatron, ReadsTheOverlapOfExperts) {
                InputError);
 }
 
+TEST(ImportMegatron, ReadsCudaGraphs) {
+  const auto graphs_of = [&](const std::string& line) {
+    const Imported imported = import_megatron_line(kSmallModel + "--num-experts 8 " + line, "line");
+    const Json& parallelism = imported.scenario.at("parallelism");
+    return parallelism.value("cuda_graph_impl", "none") + " " +
+           parallelism.value("cuda_graph_modules", Json::array()).dump();
+  };
+  EXPECT_EQ(graphs_of(""), "none []");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl none --cuda-graph-modules attn"), "none []");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router moe_preprocess"),
+            R"(transformer_engine ["attn","moe_router","moe_preprocess"])");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl full_iteration"), "full_iteration []");
+  // Older names.
+  EXPECT_EQ(graphs_of("--enable-cuda-graph"), "local []");
+  EXPECT_EQ(graphs_of("--external-cuda-graph --cuda-graph-scope full"), "transformer_engine []");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl local --cuda-graph-scope full_iteration"), "full_iteration []");
+  EXPECT_EQ(graphs_of("--external-cuda-graph --cuda-graph-scope attn"), R"(transformer_engine ["attn"])");
+  EXPECT_THAT(
+      import_megatron_line(kSmallModel + "--cuda-graph-impl local --cuda-graph-modules mamba attn", "line").notes,
+      ElementsAre(HasSubstr("--cuda-graph-modules mamba")));
+  EXPECT_EQ(import_megatron_line(kSmallModel + "--num-experts 8 --use-transformer-engine-op-fuser", "line")
+                .scenario.at("parallelism")
+                .at("fused_grouped_mlp"),
+            true);
+}
+
 }  // namespace
 }  // namespace sluice::test
