@@ -59,8 +59,7 @@ endif()
 
 # Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
 # Files of one target must not give two things in anonymous namespaces the same name. The batches are those of every
-# preset, so that a build of one finds it. Three times larger ones halve the time of a whole build, and double that of a
-# build after one change.
+# preset, so that a build of one finds it. Large ones shorten a whole build, and lengthen that after one change.
 option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
 function(sluice_batch target batch)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})

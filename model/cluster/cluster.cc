@@ -238,6 +238,7 @@ Software software_from_json(JsonReader reader) {
   software.attention_speed = constant_or(reader, "attention_speed", 0.1, 10, 1);
   software.memory_speed = constant_or(reader, "memory_speed", 0.1, 10, 1);
   software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
+  software.grouped_kernels = choice_or(reader, "grouped_kernels", false);
   software.step_s = constant_or(reader, "step_s", 0, 100, 0);
   reader.string_or("source", "");
   reader.finish();

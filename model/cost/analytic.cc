@@ -33,8 +33,13 @@ WovenBlock shifted(WovenBlock block, double before, double after) {
   return block;
 }
 
-// Marks the kernels that are launched as CUDA graphs.
-void capture(const Training& training, std::vector<KernelPart>& parts) {
+// Marks the kernels that are launched as CUDA graphs, and groups of experts that the framework launches as one kernel.
+void set_launches(const Training& training, const Software& software, std::vector<KernelPart>& parts) {
+  if (software.grouped_kernels) {
+    for (KernelPart& part : parts) {
+      for (KernelCall& call : part.calls) call.group = 0;
+    }
+  }
   using enum Training::GraphImplementation;
   if (training.graph_implementation == none) return;
   const bool all = training.graph_implementation == full_iteration;
@@ -170,22 +175,23 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   return seconds * call.count;
 }
 
-double AnalyticCost::host_s(const std::vector<KernelCall>& calls) const {
-  int launches = 0;
-  bool replays = false;
-  for (const KernelCall& call : calls) {
-    launches += call.launched();
-    replays |= call.captured;
-  }
-  const bool whole = training_.graph_implementation == Training::GraphImplementation::full_iteration;
-  if (replays && !whole) ++launches;
-  return launches * software_.issue_s / cluster_.host_speed;
+bool AnalyticCost::replays_graph(const std::vector<KernelCall>& calls) const {
+  return training_.graph_implementation != Training::GraphImplementation::full_iteration &&
+         std::any_of(calls.begin(), calls.end(), [](const KernelCall& call) { return call.captured; });
 }
+
+int AnalyticCost::launches(const std::vector<KernelCall>& calls) const {
+  int out = replays_graph(calls) ? 1 : 0;
+  for (const KernelCall& call : calls) out += call.launched();
+  return out;
+}
+
+double AnalyticCost::host_s(int launches) const { return launches * software_.issue_s / cluster_.host_speed; }
 
 double AnalyticCost::part_s(const KernelPart& part) const {
   double device = 0;
   for (const KernelCall& call : part.calls) device += kernel_s(call);
-  return std::max(device, host_s(part.calls));
+  return std::max(device, host_s(launches(part.calls)));
 }
 
 double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
@@ -255,7 +261,12 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
   LayersOfOp out;
   double& embedding = kind == OpKind::F ? out.before_s : out.after_s;
   double& head = kind == OpKind::F ? out.after_s : out.before_s;
-  std::vector<double> host;  // by layer: the host's time for its launches
+  // Of a layer. The graph of a backward includes its weight gradients.
+  struct Host {
+    int launches = 0;
+    bool replays = false;
+  };
+  std::vector<Host> hosts;
   for (const auto& [pass, all] : kernels) {
     std::size_t layer = 0;
     for (const KernelPart& part : all) {
@@ -267,22 +278,24 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
       }
       LayerTimes times;
       for (const KernelCall& call : part.calls) times.of(pass, call.part) += kernel_s(call);
-      const double launches = host_s(part.calls);
+      const int issued = launches(part.calls);
+      const bool replays = replays_graph(part.calls);
       for (int i = 0; i < part.repeats; ++i, ++layer) {
-        if (layer == host.size()) {
+        if (layer == hosts.size()) {
           out.layers.emplace_back();
-          host.push_back(0);
+          hosts.emplace_back();
         }
         out.layers[layer].seconds[LayerTimes::pass_index(pass)] = times.seconds[LayerTimes::pass_index(pass)];
-        host[layer] += launches;
+        hosts[layer].launches += issued - (replays && hosts[layer].replays ? 1 : 0);
+        hosts[layer].replays |= replays;
       }
     }
   }
   // A layer takes at least the host's time; the rest of it is added to its attention.
-  for (std::size_t i = 0; i < host.size(); ++i) {
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
     double device = 0;
     for (const auto& pass : out.layers[i].seconds) device = std::accumulate(pass.begin(), pass.end(), device);
-    out.layers[i].of(kind, LayerPart::attention) += std::max(0.0, host[i] - device);
+    out.layers[i].of(kind, LayerPart::attention) += std::max(0.0, host_s(hosts[i].launches) - device);
   }
   if (kind != OpKind::F) std::reverse(out.layers.begin(), out.layers.end());
   return out;
@@ -429,8 +442,8 @@ double AnalyticCost::optimizer_s(int stage) const {
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // per rank
-  const double on_gpu = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
-                        kKernels * std::max(gpu.kernel_s, software_.issue_s / cluster_.host_speed);
+  const double on_gpu =
+      bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) + kKernels * std::max(gpu.kernel_s, host_s(1));
   return software_.step_s / chunks + (offloaded > 0 ? with_offload_s(on_gpu, offloaded, adam) : on_gpu);
 }
 
@@ -455,7 +468,7 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
     out.push_back({"MTP layer", held.mtp_layers, mtp_kernels(model_, training_, kind, slice)});
   }
   if (held.head) out.push_back({"head", 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice)});
-  capture(training_, out);
+  set_launches(training_, software_, out);
   add_sharding(kind, stage, slice, out);
   return out;
 }
@@ -538,7 +551,7 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShap
         full ? mtp_recomputed_kernels(model_, training_, slice)
              : recomputed_module_kernels(model_, training_, slice, model_.last_kind()));
   }
-  capture(training_, out);
+  set_launches(training_, software_, out);
   return out;
 }
 

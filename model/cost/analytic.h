@@ -72,8 +72,9 @@ class AnalyticCost : public CostModel {
   KernelTime kernel_time(const KernelCall& call) const;
   // The measured time of one kernel of a call. Attention backward is measured with its row sums, which are therefore 0.
   std::optional<double> measured_s(const KernelCall& call) const;
-  // The host's time to launch these kernels: a graph of some of them is one launch.
-  double host_s(const std::vector<KernelCall>& calls) const;
+  // Number of launches of these kernels of one layer, or part of a stage, by the host: a graph of some of them is one.
+  int launches(const std::vector<KernelCall>& calls) const;
+  double host_s(int launches) const;
   double with_offload_s(double on_gpu, double offloaded, int adam) const;
 
   const StageContents& contents(int stage) const { return stages_[stage]; }
@@ -82,6 +83,8 @@ class AnalyticCost : public CostModel {
   const Placement& placement() const { return placement_; }
 
  private:
+  // Whether some of these kernels are a graph of their own, which one launch replays.
+  bool replays_graph(const std::vector<KernelCall>& calls) const;
   // A transfer, without the all-gather that may follow it.
   TransferTime wire_time(int from, int to, std::int64_t bytes) const;
   KernelTime predicted_time(const KernelCall& call) const;

@@ -62,7 +62,8 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
 // A GEMM per expert, as one kernel or one by one.
 KernelCall grouped(const Training& training, std::string_view name, const ExpertSizes& e, GemmShape shape) {
   shape.batch = e.mine;
-  shape.apart = !training.fused_grouped_mlp;
+  shape.fused = training.fused_grouped_mlp;
+  shape.apart = !shape.fused;
   KernelCall call = narrow_product(training, name, shape);
   if (shape.apart) call.group = static_cast<int>(e.mine);
   return call;
@@ -101,7 +102,7 @@ double cast_bytes(const Training& training) {
 void exchange_parts(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e,
                     std::string_view name) {
   if (training.etp == 1) return;
-  out.push_back({.name = name, .kind = KernelClass::expert_all_gather, .bytes = 2 * e.come * s.hidden});
+  out.push_back({.name = name, .kind = KernelClass::expert_all_gather, .bytes = 2 * e.delivered * s.hidden});
 }
 
 // Orders what has arrived by expert, or back. DeepEP and HybridEP deliver one copy of a token per rank.

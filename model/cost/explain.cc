@@ -20,7 +20,6 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
   out.op = std::move(op);
   for (const KernelPart& part : parts) {
     double device = 0;
-    int issued = 0;
     for (const KernelCall& call : part.calls) {
       const double seconds = cost.kernel_s(call);
       const int count = call.count * part.repeats;
@@ -33,9 +32,9 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
                              .limit = limit_of(cost, call),
                              .measured = cost.measured_s(call).has_value()});
       device += seconds;
-      issued += call.launched();
     }
-    const double host = cost.host_s(part.calls);
+    const int issued = cost.launches(part.calls);
+    const double host = cost.host_s(issued);
     if (host > device) {
       out.kernels.push_back({.part = std::string(part.name),
                              .name = "waiting for the host",

@@ -23,6 +23,7 @@ struct GemmShape {
   double result_bytes = 2;  // bytes moved per element of the result: 2 if written, 8 if an fp32 sum is read and written
 
   bool apart = false;                 // the GEMMs are launched one after another, as for experts
+  bool fused = false;                 // one kernel for all experts, with what follows them
   int bits = 16;                      // of an operand's element: 16, 8 or 4
   double operand_bytes = 2;           // of an operand's element, with its part of the scales
   GemmPass pass = GemmPass::forward;  // does not change the predicted time

@@ -123,6 +123,7 @@ std::optional<KernelShape> kernel_shape(GemmPrecision precision, const KernelCal
   const auto whole = [](double size) { return std::max<std::int64_t>(1, std::llround(size)); };
   if (call.kind == KernelClass::gemm) {
     const GemmShape& gemm = call.gemm;
+    if (gemm.fused) return std::nullopt;
     return KernelShape{.kind = KernelShape::Kind::gemm,
                        .pass = gemm.pass,
                        .format = format_of(precision, gemm.bits),

@@ -493,19 +493,12 @@ class MegatronImport {
     }
   }
 
-  // The values of an argument that are among `names`; others are not modeled. They are words as on a command line, or
-  // one in the form of a printed list.
+  // The values of an argument that are among `names`; others are not modeled.
   std::vector<std::string> modules(std::string_view name, const std::vector<std::string>& names) {
     std::vector<std::string> known;
     std::vector<std::string> unknown;
-    std::string word;
-    for (const char c : fmt::format("{} ", fmt::join(arguments_.at(std::string(name)).words, " "))) {
-      if (std::string_view("[]'\", ").find(c) == std::string_view::npos) {
-        word += c;
-      } else if (!word.empty()) {
-        (std::find(names.begin(), names.end(), word) != names.end() ? known : unknown).push_back(word);
-        word.clear();
-      }
+    for (const std::string& word : listed_words(arguments_.at(std::string(name)).words)) {
+      (std::find(names.begin(), names.end(), word) != names.end() ? known : unknown).push_back(word);
     }
     if (!unknown.empty()) not_modeled_.push_back(fmt::format("--{} {}", name, fmt::join(unknown, " ")));
     return known;
@@ -519,17 +512,20 @@ class MegatronImport {
   }
 
   // Older versions have enable-cuda-graph and external-cuda-graph, and scopes instead of modules, of which one is the
-  // whole iteration.
+  // whole iteration. A list of modules that are not modeled captures nothing.
   void read_graphs() {
     std::string implementation = has("cuda-graph-impl")       ? word("cuda-graph-impl")
                                  : has("external-cuda-graph") ? "transformer_engine"
                                  : has("enable-cuda-graph")   ? "local"
                                                               : "none";
-    const std::string_view list = has("cuda-graph-modules") ? "cuda-graph-modules" : "cuda-graph-scope";
+    const std::string list = has("cuda-graph-modules") ? "cuda-graph-modules" : "cuda-graph-scope";
+    const bool listed = has(list) && !listed_words(arguments_.at(list).words).empty();
     std::vector<std::string> names = graph_module_names();
-    names.insert(names.end(), {"full", "full_iteration"});
-    std::vector<std::string> named = has(list) ? modules(list, names) : std::vector<std::string>();
-    if (implementation == "none") return;
+    names.insert(names.end(), {"full", "full_iteration", "full_iteration_inference"});
+    std::vector<std::string> named = listed ? modules(list, names) : std::vector<std::string>();
+    if (implementation == "none" || implementation == "None") return;
+    std::erase(named, "full_iteration_inference");
+    if (listed && named.empty()) return;
     if (std::erase(named, "full_iteration") > 0) implementation = "full_iteration";
     if (std::erase(named, "full") > 0 || implementation == "full_iteration") named.clear();
     set("/parallelism/cuda_graph_impl", implementation);
@@ -538,6 +534,10 @@ class MegatronImport {
 
   void read_experts_and_head() {
     read_graphs();
+    const bool grouped = has("num-experts") && has("moe-grouped-gemm");
+    if (has("use-transformer-engine-op-fuser") && grouped) set("/parallelism/fused_grouped_mlp", true);
+    if (has("use-transformer-engine-op-fuser") && !grouped)
+      not_modeled_.emplace_back("--use-transformer-engine-op-fuser");
     if (has("num-experts") && !has("moe-grouped-gemm")) set("/parallelism/moe_grouped_gemm", false);
     if (!has("defer-embedding-wgrad-compute")) return;
     const auto limit = whole("wgrad-deferral-limit");

@@ -19,7 +19,6 @@ constexpr MegatronKey kMegatronKeys[] = {
     {"overlap-param-gather", flag, "/parallelism/overlap_param_gather"},
     {"cross-entropy-loss-fusion", flag, "/parallelism/fused_cross_entropy"},
     {"cross-entropy-fusion-impl", text, "/parallelism/cross_entropy_fusion_impl"},
-    {"use-transformer-engine-op-fuser", flag, "/parallelism/fused_grouped_mlp"},
     {"optimizer-cpu-offload", flag, "/parallelism/optimizer_cpu_offload"},
     {"optimizer-offload-fraction", real, "/parallelism/optimizer_offload_fraction"},
     {"overlap-cpu-optimizer-d2h-h2d", flag, "/parallelism/overlap_cpu_optimizer_d2h_h2d"},
@@ -115,6 +114,7 @@ constexpr MegatronKey kMegatronKeys[] = {
     {"moe-router-num-groups", whole},
     {"moe-router-group-topk", whole},
     {"overlap-moe-expert-parallel-comm", flag},
+    {"use-transformer-engine-op-fuser", flag},
     {"cuda-graph-impl", text},
     {"cuda-graph-modules", words},
     {"cuda-graph-scope", words},
@@ -164,6 +164,7 @@ constexpr KeyOfArgument kOtherKeys[] = {
     {"/parallelism/etp", "expert-tensor-parallel-size"},
     {"/parallelism/moe_token_dispatcher", "moe-token-dispatcher-type"},
     {"/parallelism/weave", "delay-wgrad-compute"},
+    {"/parallelism/fused_grouped_mlp", "use-transformer-engine-op-fuser"},
     {"/parallelism/cuda_graph_impl", "cuda-graph-impl"},
     {"/parallelism/cuda_graph_modules", "cuda-graph-modules"},
     {"/batch/global_batch", "global-batch-size"},
@@ -592,6 +593,28 @@ bool megatron_without_effect(std::string_view name) {
   return std::any_of(std::begin(kWithoutEffect), std::end(kWithoutEffect), holds) ||
          std::any_of(std::begin(kNotModeled), std::end(kNotModeled),
                      [&](const NotModeled& each) { return holds(each.name); });
+}
+
+std::vector<std::string> listed_words(std::span<const std::string> words) {
+  std::vector<std::string> out;
+  std::string word;
+  const auto end_word = [&] {
+    word.erase(0, word.rfind('.') + 1);
+    const bool number = word.find_first_not_of("0123456789") == std::string::npos;
+    if (!number && word != "None") out.push_back(word);
+    word.clear();
+  };
+  for (const std::string& each : words) {
+    for (const char c : each) {
+      if (std::string_view("[]<>'\",: ").find(c) == std::string_view::npos) {
+        word += c;
+      } else {
+        end_word();
+      }
+    }
+    end_word();
+  }
+  return out;
 }
 
 const MegatronAttribute* megatron_attribute(std::string_view attribute) {

@@ -30,6 +30,10 @@ bool megatron_not_modeled(std::string_view name, std::string_view value);
 // Whether an argument is known to change neither.
 bool megatron_without_effect(std::string_view name);
 
+// The words of a list of modules: words of a command line, or one in the form of a printed list, also of enumerators as
+// Python prints them ("[<CudaGraphScope.attn: 2>]"). Without numbers and "None".
+std::vector<std::string> listed_words(std::span<const std::string> words);
+
 // An attribute in a dump of the arguments whose argument has another name. `inverted`: the argument sets it to false.
 struct MegatronAttribute {
   std::string_view attribute;

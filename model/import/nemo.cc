@@ -366,6 +366,10 @@ class NemoImport {
            comm ? "comm_overlap.overlap_grad_reduce" : "ddp.overlap_grad_reduce");
     add_if(!overlaps("overlap_p2p_comm", "model.overlap_p2p_comm"), "no-overlap-p2p-communication",
            comm ? "comm_overlap.overlap_p2p_comm" : "model.overlap_p2p_comm");
+    const char* const moe = "comm_overlap.overlap_moe_expert_parallel_comm";
+    const char* const delay = "comm_overlap.delay_wgrad_compute";
+    add_if(yes(moe), "overlap-moe-expert-parallel-comm", moe);
+    add_if(yes(delay), "delay-wgrad-compute", delay);
     if (yes("model.gated_linear_unit")) add("swiglu", "model.gated_linear_unit");
     const std::string gather = "ddp.overlap_param_gather";
     if (!off(text(gather))) not_modeled_.push_back(gather + " " + text(gather));

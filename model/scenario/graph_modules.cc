@@ -9,7 +9,6 @@ namespace {
 
 const std::vector<std::string> kGraphImplementations = {"none", "local", "transformer_engine", "full_iteration"};
 constexpr GraphModules kPartsOfMoe = GraphModules(GraphModule::moe_router) | GraphModule::moe_preprocess;
-constexpr GraphModules kWholeLayer = GraphModules(GraphModule::attention) | GraphModule::mlp | GraphModule::moe;
 
 GraphModules modules_in(const JsonReader& list, const std::optional<Transformer>& model) {
   const std::vector<std::string>& names = graph_module_names();
@@ -29,6 +28,15 @@ GraphModules modules_in(const JsonReader& list, const std::optional<Transformer>
 }
 
 }  // namespace
+
+void read_fused_experts(JsonReader& object, const std::optional<Transformer>& model, Training& training) {
+  training.fused_grouped_mlp = object.boolean_or("fused_grouped_mlp", false);
+  if (!training.fused_grouped_mlp) return;
+  const JsonReader fused = object.at("fused_grouped_mlp");
+  if (model && !model->has_experts()) fused.fail("requires a model with experts");
+  if (!training.grouped_experts) fused.fail("requires moe_grouped_gemm");
+  if (training.etp > 1) fused.fail("requires etp 1");
+}
 
 void read_graphs(JsonReader& object, const std::optional<Transformer>& model, Training& training) {
   using Implementation = Training::GraphImplementation;

@@ -13,4 +13,8 @@ namespace sluice::model {
 // (megatron/core/transformer/transformer_config.py).
 void read_graphs(JsonReader& object, const std::optional<Transformer>& model, Training& training);
 
+// Reads fused_grouped_mlp, after moe_grouped_gemm and etp. Throws InputError if there are no experts in grouped GEMMs,
+// or they are split.
+void read_fused_experts(JsonReader& object, const std::optional<Transformer>& model, Training& training);
+
 }  // namespace sluice::model

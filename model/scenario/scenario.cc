@@ -195,7 +195,7 @@ class Reading {
     read_cross_entropy(object);
     training.transformer_engine = object.boolean_or("transformer_engine", false);
     training.grouped_experts = object.boolean_or("moe_grouped_gemm", true);
-    training.fused_grouped_mlp = object.boolean_or("fused_grouped_mlp", false);
+    read_fused_experts(object, scenario_.model, training);
     read_graphs(object, scenario_.model, training);
     training.deferred_head_gradients = whole(object, "wgrad_deferral_limit", 0, 1 << 20, 0);
     training.scatter_gather = object.boolean_or("scatter_gather", true);

@@ -55,6 +55,7 @@ class ModuleSet {
 };
 using RecomputeModules = ModuleSet<RecomputeModule>;
 using GraphModules = ModuleSet<GraphModule>;
+inline constexpr GraphModules kWholeLayer = GraphModules(GraphModule::attention) | GraphModule::mlp | GraphModule::moe;
 // By enumerator, without `layer`: "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts".
 const std::vector<std::string>& recompute_module_names();
 std::vector<std::string> names_of(RecomputeModules modules);
@@ -126,7 +127,7 @@ struct Training {
   int recompute_layers = 0;     // with full recomputation: number of leading layers recomputed per stage (0 = all)
   bool flash_attention = true;  // the scores are never stored
   bool grouped_experts = true;  // the GEMMs of the experts are one grouped GEMM (Transformer Engine)
-  // The GEMMs of all experts are one kernel, which also computes their activation and casts its result; otherwise the
+  // Each GEMM is one kernel for all experts, the first with their activation and the cast of its result; otherwise the
   // host launches a GEMM and a cast per expert (Megatron-LM's use-transformer-engine-op-fuser).
   bool fused_grouped_mlp = false;
   GraphImplementation graph_implementation = GraphImplementation::none;

@@ -49,7 +49,6 @@ class SizeKeys(TypedDict, total=False):
     use_transformer_engine_op_fuser: bool
     cuda_graph_impl: str
     cuda_graph_modules: Sequence[str]
-    cuda_graph_scope: Sequence[str]
     fp8_dispatch: bool
     moe_communication_sms: int
     expert_imbalance: float

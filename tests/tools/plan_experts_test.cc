@@ -40,6 +40,9 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
   EXPECT_THAT(flags(""), testing::Not(testing::AnyOf(HasSubstr("cuda-graph"), HasSubstr("op-fuser"))));
   EXPECT_THAT(flags("--fused-grouped-mlp"), HasSubstr("--use-transformer-engine-op-fuser"));
   EXPECT_THAT(flags("--cuda-graph-impl full_iteration"), HasSubstr("--cuda-graph-impl full_iteration"));
+  EXPECT_THAT(flags("--cuda-graph-impl local"), testing::Not(HasSubstr("--cuda-graph-modules")));  // whole layers
+  EXPECT_THAT(flags("--runs-on megatron --cuda-graph-impl local --recompute full"),
+              HasSubstr("with full recomputation its CUDA graphs are those of whole iterations"));
   EXPECT_THAT(flags("--cuda-graph-impl transformer_engine --cuda-graph-modules attn,moe_router"),
               HasSubstr("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"));
 }

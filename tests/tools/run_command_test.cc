@@ -302,6 +302,16 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
   }
 }
 
+// A scenario file may name graphs for predictions; they are no flags of runs.
+TEST(RunCommand, GraphsAreOnlyPredicted) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("f.json");
+  write_file_whole(file, R"({"schema": "sluice.scenario/1", "batch": {"microbatches": 4},
+                       "parallelism": {"pp": 2, "cuda_graph_impl": "full_iteration"}})");
+  EXPECT_THAT(run("run " + file + " --steps 1").err, HasSubstr("run ignores /parallelism/cuda_graph_impl"));
+  EXPECT_THAT(run(kExpertRun + "--cuda-graph-impl local").err, HasSubstr("unknown flag"));
+}
+
 TEST(RunCommand, WeavesWithoutEffectAreReported) {
   const std::string ranks = "--steps 1 --dp 2 --ep 2 ";
   const std::pair<std::string, std::string> cases[] = {

@@ -72,16 +72,15 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "alltoall,deepep,hybridep"},
     {"--fused-grouped-mlp,--use-transformer-engine-op-fuser", "/parallelism/fused_grouped_mlp", ScenarioValueKind::yes,
      kParallelism,
-     "Compute the GEMMs of all experts, their activation and casts in one kernel per direction, instead of a launch "
-     "per "
-     "expert (default: off)"},
+     "Compute each GEMM of all experts in one kernel, the first with the activation and the cast of its result, "
+     "instead "
+     "of a GEMM and a cast per expert (default: off)"},
     {"--cuda-graph-impl", "/parallelism/cuda_graph_impl", ScenarioValueKind::text, kParallelism,
      "Launch kernels as CUDA graphs: none, local or transformer_engine (parts of layers), or full_iteration; the "
      "memory "
      "of graphs is not included (default: none)",
      "none,local,transformer_engine,full_iteration"},
-    {"--cuda-graph-modules,--cuda-graph-scope", "/parallelism/cuda_graph_modules", ScenarioValueKind::text_list,
-     kParallelism,
+    {"--cuda-graph-modules", "/parallelism/cuda_graph_modules", ScenarioValueKind::text_list, kParallelism,
      "With --cuda-graph-impl local or transformer_engine: list of attn, mlp, moe, moe_router, moe_preprocess (default: "
      "whole layers)"},
     {"--fp8-dispatch", "/parallelism/fp8_dispatch", ScenarioValueKind::yes, kParallelism,

@@ -41,6 +41,16 @@ std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
     out.unless(point.chunks > 1 || point.pp == 1, "combined 1F1B with a pipeline requires interleaving");
     out.unless(point.recompute != Training::Recompute::full, "combined 1F1B excludes full recomputation");
   }
+  using Graphs = Training::GraphImplementation;
+  const Graphs graphs = base.training.graph_implementation;
+  const bool of_modules = graphs == Graphs::local || graphs == Graphs::transformer_engine;
+  out.unless(
+      !of_modules || point.recompute != Training::Recompute::full,
+      "with full recomputation its CUDA graphs are those of whole iterations (--cuda-graph-impl full_iteration)");
+  out.unless(graphs != Graphs::transformer_engine || point.recompute != Training::Recompute::selective ||
+                 !base.training.recompute_modules.any_of(RecomputeModule::experts) ||
+                 !base.training.graph_modules.any_of(GraphModule::moe_router),
+             "its CUDA graphs of moe_router exclude the recomputation of moe");
   out.unless(!base.training.fp8_dispatch || point.ep == 1, "it dispatches tokens in 16 bits");
   out.unless(point.slices == 1, "it does not slice sequences");
   out.unless(point.chunks == 1 || point.pp > 1, "interleaving requires at least 2 pipeline ranks");

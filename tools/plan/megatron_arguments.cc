@@ -66,7 +66,9 @@ void add_graphs(const Training& training, Arguments& out) {
     case transformer_engine: out.add("--cuda-graph-impl", "transformer_engine"); break;
     case full_iteration: out.add("--cuda-graph-impl", "full_iteration"); return;
   }
-  out.add("--cuda-graph-modules", fmt::format("{}", fmt::join(names_of(training.graph_modules), " ")));
+  if (training.graph_modules != kWholeLayer) {
+    out.add("--cuda-graph-modules", fmt::format("{}", fmt::join(names_of(training.graph_modules), " ")));
+  }
 }
 
 void add_latent_attention(const LatentAttention& latent, Arguments& out) {

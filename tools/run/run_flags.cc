@@ -35,6 +35,10 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--fp8-dispatch",
                                              "--moe-communication-sms",
                                              "--expert-imbalance",
+                                             "--fused-grouped-mlp",
+                                             "--cuda-graph-impl",
+                                             "--cuda-graph-modules",
+                                             "--recompute-modules",
                                              "--activation-func-fp8-input-store",
                                              "--sequence-parallel",
                                              "--tp-comm-overlap",
@@ -253,8 +257,14 @@ int RunFlags::naming_flags(const std::function<int()>& work) const {
 }
 
 void RunFlags::print_ignored(std::string_view command) const {
-  constexpr std::string_view kIgnored[] = {"/cluster",      "/software",    "/cost",
-                                           "/kernel_times", "/calibration", "/perturbation"};
+  constexpr std::string_view kIgnored[] = {"/cluster",
+                                           "/software",
+                                           "/cost",
+                                           "/kernel_times",
+                                           "/calibration",
+                                           "/perturbation",
+                                           "/parallelism/fused_grouped_mlp",
+                                           "/parallelism/cuda_graph_impl"};
   const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
   print_message(note);
   ScenarioFlags::print_notes(values_->file);

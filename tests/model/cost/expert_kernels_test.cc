@@ -163,11 +163,11 @@ TEST(CudaGraphs, SaveTheTimeOfTheHost) {
   const auto host_s = [&](OpKind kind) {
     const AnalyticCost cost = expert_cost_of(model, training);
     for (const KernelPart& part : cost.parts(kind, 0, {1, kTokens, 0})) {
-      if (part.name == "MoE layer") return cost.host_s(part.calls);
+      if (part.name == "MoE layer") return cost.host_s(cost.launches(part.calls));
     }
     return -1.0;
   };
-  const double launch_s = expert_cost_of(model, training).host_s({{.name = "kernel"}});
+  const double launch_s = expert_cost_of(model, training).host_s(1);
   const double eager = host_s(OpKind::F);
   using enum GraphModule;
   training.graph_implementation = Training::GraphImplementation::transformer_engine;
@@ -199,7 +199,39 @@ TEST(CudaGraphs, IncludeWhatIsRecomputed) {
   training.recompute = Training::Recompute::full;
   training.graph_implementation = Training::GraphImplementation::full_iteration;
   const AnalyticCost cost = expert_cost_of(model, training);
-  for (const KernelPart& part : cost.recompute_parts(0, {1, kTokens, 0})) EXPECT_EQ(cost.host_s(part.calls), 0);
+  for (const KernelPart& part : cost.recompute_parts(0, {1, kTokens, 0})) EXPECT_EQ(cost.launches(part.calls), 0);
+}
+
+// A graph of a backward is launched once, also where the parts of its input and weight gradients are woven.
+TEST(CudaGraphs, WovenPartsTakeAsLongAsTheirOps) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  training.weave = "whole-backward";
+  const MicrobatchShape shape{1, {kTokens}};
+  const auto hidden = [&] {  // what the block saves besides the overlap of dispatch and combine
+    const AnalyticCost cost = expert_cost_of(model, training);
+    const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
+    return apart - cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
+  };
+  const double eager = hidden();
+  training.graph_implementation = Training::GraphImplementation::transformer_engine;
+  training.graph_modules = GraphModule::attention;
+  EXPECT_NEAR(hidden() / eager, 1, 1e-6);
+}
+
+// Frameworks with grouped kernels launch all experts as one.
+TEST(ExpertKernels, OfGroupedKernelsAreLaunchedOnce) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  const auto launches = [&](const char* software) {
+    const Training training = training_of(1, 1, 8, 8);
+    const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster("dgx-h100", 8),
+                            load_software(software));
+    for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
+      if (part.name == "MoE layer") return cost.launches(part.calls);
+    }
+    return 0;
+  };
+  EXPECT_EQ(launches("nemo") - launches("torchtitan"), 2 * (16 - 1));
 }
 
 TEST(AllToAll, MovesAllButTheLocalShard) {

@@ -121,10 +121,29 @@ TEST(ImportMegatron, ReadsCudaGraphs) {
   EXPECT_THAT(
       import_megatron_line(kSmallModel + "--cuda-graph-impl local --cuda-graph-modules mamba attn", "line").notes,
       ElementsAre(HasSubstr("--cuda-graph-modules mamba")));
-  EXPECT_EQ(import_megatron_line(kSmallModel + "--num-experts 8 --use-transformer-engine-op-fuser", "line")
-                .scenario.at("parallelism")
-                .at("fused_grouped_mlp"),
-            true);
+  // As logs print them.
+  EXPECT_EQ(graphs_of("--cuda-graph-impl local --cuda-graph-modules \"['attn', 'moe_router']\""),
+            R"(local ["attn","moe_router"])");
+  EXPECT_EQ(
+      graphs_of("--cuda-graph-impl local --cuda-graph-scope \"[<CudaGraphScope.attn: 2>, <CudaGraphScope.mlp: 3>]\""),
+      R"(local ["attn","mlp"])");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl local --cuda-graph-modules []"), "local []");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl None"), "none []");
+  // Nothing of what is listed is captured in training.
+  EXPECT_EQ(graphs_of("--cuda-graph-impl local --cuda-graph-modules mamba"), "none []");
+  EXPECT_EQ(graphs_of("--cuda-graph-impl local --cuda-graph-scope full_iteration_inference"), "none []");
+}
+
+TEST(ImportMegatron, ReadsFusedExperts) {
+  EXPECT_EQ(
+      parallelism_of("--num-experts 8 --moe-grouped-gemm --use-transformer-engine-op-fuser").at("fused_grouped_mlp"),
+      true);
+  for (const char* const line :
+       {"--use-transformer-engine-op-fuser", "--num-experts 8 --use-transformer-engine-op-fuser"}) {
+    const Imported imported = import_megatron_line(kSmallModel + line, "line");
+    EXPECT_FALSE(imported.scenario.at("parallelism").contains("fused_grouped_mlp"));
+    EXPECT_THAT(imported.notes, Contains(HasSubstr("--use-transformer-engine-op-fuser")));
+  }
 }
 
 }  // namespace

@@ -90,6 +90,35 @@ TEST(ImportNemo, ReadsConfigurationsOfMegatronBridge) {
             false);
 }
 
+TEST(ImportNemo, ReadsHowExpertsRun) {
+  const std::string text = nemo_text("bridge.yaml");
+  const auto imported = [&](const std::string& model, const std::string& overlap) {
+    const std::string dispatcher = "moe_token_dispatcher_type: alltoall";
+    const std::string backend = "tp_comm_bootstrap_backend: nccl";
+    return import_text(with(with(text, dispatcher, model), backend, backend + overlap), "run.yaml").scenario;
+  };
+  const Json plain = imported(
+      "moe_token_dispatcher_type: alltoall\n  cuda_graph_impl: none\n  cuda_graph_scope: []\n"
+      "  moe_flex_dispatcher_backend: deepep\n  use_transformer_engine_op_fuser: false",
+      "\n  overlap_moe_expert_parallel_comm: false\n  delay_wgrad_compute: null");
+  EXPECT_EQ(plain.at("schedule").at("name"), "interleaved-1f1b");
+  for (const char* key : {"moe_token_dispatcher", "cuda_graph_impl", "fused_grouped_mlp", "weave"}) {
+    EXPECT_FALSE(plain.at("parallelism").contains(key)) << key;
+  }
+  const Json hidden = imported(
+      "moe_token_dispatcher_type: flex\n  moe_flex_dispatcher_backend: hybridep\n"
+      "  cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [attn, moe_router]\n"
+      "  use_transformer_engine_op_fuser: true",
+      "\n  overlap_moe_expert_parallel_comm: true\n  delay_wgrad_compute: true");
+  EXPECT_EQ(hidden.at("schedule").at("name"), "combined-1f1b");
+  const Json& parallelism = hidden.at("parallelism");
+  EXPECT_EQ(parallelism.at("moe_token_dispatcher"), "hybridep");
+  EXPECT_EQ(parallelism.at("cuda_graph_impl"), "transformer_engine");
+  EXPECT_EQ(parallelism.at("cuda_graph_modules"), Json({"attn", "moe_router"}));
+  EXPECT_EQ(parallelism.at("fused_grouped_mlp"), true);
+  EXPECT_FALSE(parallelism.contains("weave"));
+}
+
 TEST(ImportNemo, ReadsNarrowFormats) {
   const auto precision = [](const std::string& text) {
     const Json parallelism = import_text(text, "run.yaml").scenario.at("parallelism");
