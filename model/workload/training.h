@@ -130,8 +130,6 @@ struct Training {
   // Each GEMM is one kernel for all experts, the first with their activation and the cast of its result; otherwise the
   // host launches a GEMM and a cast per expert (Megatron-LM's use-transformer-engine-op-fuser).
   bool fused_grouped_mlp = false;
-  GraphImplementation graph_implementation = GraphImplementation::none;
-  GraphModules graph_modules;  // of `local` and `transformer_engine`
   // Number of microbatches for which the last stage defers the head's weight gradient to the end of the batch
   // (Megatron-LM's wgrad-deferral-limit); it keeps the operands.
   int deferred_head_gradients = 0;
@@ -177,6 +175,8 @@ struct Training {
   ContextExchange context_exchange = ContextExchange::ring;
   JointOverlap joint_overlap = JointOverlap::experts;
   std::string weave = "dualpipe";  // of joint blocks with experts: see find_weave; or kSearchedWeave
+  GraphImplementation graph_implementation = GraphImplementation::none;
+  GraphModules graph_modules;  // of `local` and `transformer_engine`
   TokenDispatcher token_dispatcher = TokenDispatcher::all_to_all;
   bool fp8_dispatch =
       false;  // tokens are dispatched in 8 bits with a 32-bit scale per 128, combined in 16 (DeepSeek-V3)
