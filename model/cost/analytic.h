@@ -72,7 +72,7 @@ class AnalyticCost : public CostModel {
   KernelTime kernel_time(const KernelCall& call) const;
   // The measured time of one kernel of a call. Attention backward is measured with its row sums, which are therefore 0.
   std::optional<double> measured_s(const KernelCall& call) const;
-  // Number of launches of these kernels of one layer, or part of a stage, by the host: a graph of some of them is one.
+  // Number of times that the host launches kernels for this part of a stage. The kernels of a CUDA graph count once.
   int launches(const std::vector<KernelCall>& calls) const;
   double host_s(int launches) const;
   double with_offload_s(double on_gpu, double offloaded, int adam) const;
