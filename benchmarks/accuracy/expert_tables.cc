@@ -160,18 +160,20 @@ TableScore score_mlperf_experts(const CsvTable& table) {
   }
   for (const Row& row : rows) {
     std::vector<PredictedAndMeasured> others;
-    double one_s = 0;  // the mean over single references
     for (const Row& other : rows) {
-      if (!other.is_gb200 || &other == &row) continue;
-      others.push_back({other.predicted_s, other.measured_s});
-      one_s += row.predicted_s * other.measured_s / other.predicted_s;
+      if (other.is_gb200 && &other != &row) others.push_back({other.predicted_s, other.measured_s});
     }
     const auto add = [&](const char* group, double seconds) {
       score.comparisons.push_back(
           with_scenario({group, row.place, row.setting, row.measured_s, seconds, "s"}, row.scenario));
     };
     if (!others.empty()) {
-      add("iteration time, calibrated on one GB200 row", one_s / static_cast<double>(others.size()));
+      // These runs evaluate after every step. Before that, Megatron-LM's training loop collects Python's garbage and
+      // waits for all ranks, which takes a time of its own; the shortest iteration shows it best.
+      const auto shortest = std::min_element(others.begin(), others.end(),
+                                             [](const auto& a, const auto& b) { return a.measured_s < b.measured_s; });
+      add("iteration time, with the fixed time of one GB200 row",
+          row.predicted_s + shortest->measured_s - shortest->predicted_s);
     }
     if (others.size() > 1) {
       add("iteration time, calibrated on all other GB200 rows", fit_correction(others).at(row.predicted_s).seconds);

@@ -71,8 +71,8 @@ void check_modeled(const CsvTable& table, int row) {
 // What Megatron-Bridge's recipes set for experts (scripts/performance/configs, *_workload_base_configs.py; their
 // versions of autumn 2025, spring and summer 2026), by release. On NVL72 domains: DeepEP in 2025; from 26.02 on
 // HybridEP and graphs of attention and router, without recomputation inside them; from 26.06 on with MXFP8 fused
-// grouped MLPs, a graph of the whole iteration and combined 1F1B, but Kimi-K2 has none of them. On other nodes no
-// graphs; Qwen3 235B has NCCL's all-to-all, on H100 with combined 1F1B.
+// grouped MLPs, attention in 8 bits, a graph of the whole iteration and combined 1F1B, but Kimi-K2 has none of them. On
+// other nodes no graphs; Qwen3 235B has NCCL's all-to-all, on H100 with combined 1F1B.
 void set_experts(const CsvTable& table, int row, Json& base) {
   const std::string& release = table.text(row, "release");
   const std::string& type = table.text(row, "gpu_type");
@@ -95,6 +95,7 @@ void set_experts(const CsvTable& table, int row, Json& base) {
   if (!domain || kimi) return;
   if (release > "26.06" && precision_of(table, row) == "mxfp8") {
     parallelism["fused_grouped_mlp"] = true;
+    parallelism["fp8_dot_product_attention"] = true;
     parallelism["cuda_graph_impl"] = "full_iteration";
     base["schedule"] = {{"name", "combined-1f1b"}};
   } else if (!model.starts_with("GPT OSS")) {

@@ -107,6 +107,8 @@ AttentionConstants attention_constants(JsonReader reader) {
   out.peak_fraction = reader.number("peak_fraction", 1e-3, 1);
   out.tail_rows = reader.number_or("tail_rows", 0, 1e6, 0);
   out.softmax_size = reader.number_or("softmax_size", 0, 1e4, 0);
+  out.overhead_keys = reader.number_or("overhead_keys", 0, 1e6, 0);
+  out.padded_values = reader.boolean_or("padded_values", true);
   reader.string_or("source", "");
   reader.finish();
   return out;
@@ -125,6 +127,12 @@ Gpu gpu_from_json(JsonReader reader) {
   gpu.gemm_4bit = narrow_gemm_constants(reader, "gemm_4bit");
   gpu.attention_forward = attention_constants(reader.at("attention_forward"));
   gpu.attention_backward = attention_constants(reader.at("attention_backward"));
+  for (const auto& [key, constants] : {std::pair("attention_8bit_forward", &gpu.attention_8bit_forward),
+                                       std::pair("attention_8bit_backward", &gpu.attention_8bit_backward)}) {
+    if (!reader.has(key)) continue;
+    if (gpu.gemm_8bit.peak_flops_per_s == 0) reader.at(key).fail("requires gemm_8bit");
+    *constants = attention_constants(reader.at(key));
+  }
   gpu.memory_efficiency = constant(reader, "memory_efficiency", 1e-2, 1);
   gpu.cast_efficiency = constant_or(reader, "cast_efficiency", 1e-2, 1, gpu.memory_efficiency);
   gpu.kernel_s = constant(reader, "kernel_s", 0, 1e-2);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,12 @@ struct NarrowGemmConstants {
 
 // Fused attention: see attention_time (model/cost/gemm.h).
 struct AttentionConstants {
-  double peak_fraction = 1;  // of the peak, for executed FLOPs, large heads and many rows
-  double tail_rows = 0;      // query rows of idle multiprocessors at the end
-  double softmax_size = 0;   // elements of a head that take as long as the exponentials of its scores
+  double peak_fraction = 1;   // of the peak, for executed FLOPs, large heads and many rows
+  double tail_rows = 0;       // query rows of idle multiprocessors at the end
+  double softmax_size = 0;    // elements of a head that take as long as the exponentials of its scores
+  double overhead_keys = 0;   // keys that take as long as what a query row needs besides its keys: start and end of its
+                              // tile, and the masked part of it
+  bool padded_values = true;  // tiles of heads whose values are smaller than their keys are padded
 };
 
 // A GPU type.
@@ -49,6 +53,9 @@ struct Gpu {
   NarrowGemmConstants gemm_4bit;
   AttentionConstants attention_forward;
   AttentionConstants attention_backward;
+  // With operands of 8 bits, as fractions of gemm_8bit's peak. Without them there is no such attention.
+  std::optional<AttentionConstants> attention_8bit_forward;
+  std::optional<AttentionConstants> attention_8bit_backward;
   double memory_efficiency = 1;              // of the memory bandwidth, for kernels that only move data
   double cast_efficiency = 1;                // of the memory bandwidth, for casts to narrow formats
   double kernel_s = 0;                       // launch latency of one kernel, during which the GPU is idle

@@ -17,9 +17,11 @@ namespace {
 AttentionWork attention_work(const KernelCall& call) {
   return {.flops = call.flops,
           .row_flops = call.row_flops,
+          .key_flops = call.key_flops,
           .head_size = call.head_size,
           .tile_size = call.tile_size,
-          .backward = call.kind == KernelClass::attention_backward};
+          .backward = call.kind == KernelClass::attention_backward,
+          .narrow = call.narrow_attention};
 }
 
 // The block with compute before and after it.
@@ -78,6 +80,9 @@ AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vec
   if (gpu.peak_of(traits.bits) == 0 || !scaled) {
     throw InputError(fmt::format("precision {}: {} multiplies no operands of {} bits{}", traits.name, gpu.name,
                                  traits.bits, scaled ? "" : " with a scale per block"));
+  }
+  if (training_.narrow_attention && !(gpu.attention_8bit_forward && gpu.attention_8bit_backward)) {
+    throw InputError(fmt::format("fp8_dot_product_attention: {} has no attention_8bit_forward and backward", gpu.name));
   }
   if (training_.ep > 1 && training_.dispatch_sms() >= gpu.num_sms) {
     throw InputError(fmt::format("moe_communication_sms: expected less than the {} multiprocessors of {}, got {}",

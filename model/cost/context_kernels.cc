@@ -8,7 +8,7 @@ namespace {
 
 KernelCall attention(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
                      const Sizes& s, double cache) {
-  return fused_attention(model, kind, slice, s, cache, 1.0 / training.tp / training.cp);
+  return fused_attention(model, training, kind, slice, s, cache, 1.0 / training.tp / training.cp);
 }
 
 Kernels ring(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice, const Sizes& s) {
@@ -20,7 +20,9 @@ Kernels ring(const Transformer& model, const Training& training, OpKind kind, co
   step.row_flops /= cp;
   step.attention = {};  // steps have different shapes
   step.count = cp;
-  Kernels out = {step};
+  Kernels out;
+  add_attention_casts(out, training, kind, s);
+  out.push_back(step);
   // Keys and values, and in the backward also their gradients, are passed from rank to rank.
   KernelCall exchange = step;
   exchange.name = kind == OpKind::F ? "ring of keys and values" : "ring of keys, values and gradients";
@@ -53,10 +55,12 @@ Kernels all_to_all(const Transformer& model, const Training& training, OpKind ki
   Kernels out;
   if (kind == OpKind::F) {
     exchange_heads(out, "heads of Q, K, V", "copies of Q, K, V", s.rows * s.query + own, 3);
+    add_attention_casts(out, training, kind, s);
     out.push_back(attention(model, training, kind, slice, s, own));
     exchange_heads(out, "heads of output", "copies of output", s.rows * s.output, 1);
   } else {
     exchange_heads(out, "heads of d output", "copies of d output", s.rows * s.output, 1);
+    add_attention_casts(out, training, kind, s);
     out.push_back(attention(model, training, kind, slice, s, own));
     out.push_back(row_sums(out.back(), s));
     exchange_heads(out, "heads of d Q, K, V", "copies of d Q, K, V", s.rows * s.query + own, 3);

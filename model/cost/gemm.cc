@@ -29,6 +29,11 @@ double round_up(double x) {
   return whole + (x > whole ? 1 : 0);
 }
 
+const AttentionConstants& rates_of(const Gpu& gpu, const AttentionWork& shape) {
+  if (!shape.narrow) return shape.backward ? gpu.attention_backward : gpu.attention_forward;
+  return (shape.backward ? gpu.attention_8bit_backward : gpu.attention_8bit_forward).value();
+}
+
 }  // namespace
 
 double KernelTime::seconds() const {
@@ -65,12 +70,17 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
           .launch_s = g.launch_s + (shape.apart ? shape.batch * g.group_s : 0)};
 }
 
+double padded_tile(double key_size, bool backward) {
+  return backward ? std::exp2(std::ceil(std::log2(key_size))) : key_size;
+}
+
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes) {
-  const AttentionConstants& a = shape.backward ? gpu.attention_backward : gpu.attention_forward;
-  const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops;
-  const double padded = shape.tile_size > 0 ? shape.tile_size : kHeadStep * round_up(shape.head_size / kHeadStep);
+  const AttentionConstants& a = rates_of(gpu, shape);
+  const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops + a.overhead_keys * shape.key_flops;
+  double padded = kHeadStep * round_up(shape.head_size / kHeadStep);
+  if (shape.tile_size > 0) padded = a.padded_values ? shape.tile_size : shape.head_size;
   const double executed = flops * (padded + a.softmax_size) / shape.head_size;
-  return {.compute_s = executed / (gpu.peak_flops_per_s * a.peak_fraction),
+  return {.compute_s = executed / (gpu.peak_of(shape.narrow ? 8 : 16) * a.peak_fraction),
           .memory_s = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
           .launch_s = gpu.kernel_s};
 }

@@ -106,8 +106,8 @@ KernelCall all_gather(std::string_view name, double bytes) {
   return {.name = name, .kind = KernelClass::all_gather, .flops = 0, .bytes = bytes};
 }
 
-KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceShape& slice, const Sizes& s, double cache,
-                           double share) {
+KernelCall fused_attention(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
+                           const Sizes& s, double cache, double share) {
   const bool forward = kind == OpKind::F;
   const double key = model.head_dim;
   const double value = model.value_head_dim();
@@ -121,6 +121,8 @@ KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSha
                   .flops = causal * share * products * head_size / (key + value),
                   .bytes = forward ? 2 * (moved + cache) : 2 * (2 * moved + 3 * cache),
                   .row_flops = 2 * products * static_cast<double>(slice.context + slice.tokens) * head_size,
+                  .key_flops = 2 * products * head_size * share * static_cast<double>(model.heads) *
+                               static_cast<double>(slice.sequences * slice.tokens),
                   .head_size = head_size};
   call.attention = {.sequences = slice.sequences,
                     .tokens = slice.tokens,
@@ -129,13 +131,24 @@ KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSha
                     .kv_heads = std::max<std::int64_t>(1, std::llround(model.kv_heads * share)),
                     .head_dim = model.head_dim,
                     .value_head_dim = model.value_head_dim()};
-  if (value < key) call.tile_size = forward ? key : std::exp2(std::ceil(std::log2(key)));
+  call.narrow_attention = training.narrow_attention;
+  if (value < key) call.tile_size = padded_tile(key, !forward);
   return call;
+}
+
+void add_attention_casts(Kernels& out, const Training& training, OpKind kind, const Sizes& s) {
+  if (!training.narrow_attention) return;
+  const bool forward = kind == OpKind::F;
+  const bool four = traits_of(training.precision).bits == 4;
+  const Cast& cast = traits_of(four ? GemmPrecision::mxfp8 : training.precision).input;
+  add_cast(out, forward ? "cast of Q, K, V" : "cast of d attention's output", cast,
+           s.rows * (forward ? s.query + s.key_value : s.output));
 }
 
 KernelCall row_sums(const KernelCall& attention, const Sizes& s) {
   KernelCall call = memory("d attention, row sums", 4 * s.rows * s.output);
   call.attention = attention.attention;
+  call.narrow_attention = attention.narrow_attention;
   return call;
 }
 

@@ -60,12 +60,15 @@ KernelCall all_gather(std::string_view name, double bytes);
 
 // Fused causal attention, F or I, for a fraction `share` of all heads and tokens; reads `cache` elements of keys and
 // values. The forward has two GEMMs of the rectangle's size, the backward five. Where values have a smaller head than
-// keys, the forward kernel's tiles are as wide as the keys', and the backward kernel's as the next power of two: with
-// heads of 192 and 128 on a B200 (16 to 128 of them, 4,096 tokens) the prediction is 11 % below to 33 % above the
-// measured forward, and 4 % below to 9 % above the backward; for the forward of longer sequences up to 36 % below
-// (MooreThreads/SimuMax configs/system/b200_bf16_ceperm.json, Apache-2.0).
-KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceShape& slice, const Sizes& s, double cache,
-                           double share);
+// keys and the GPU's constants have padded_values, the forward kernel's tiles are as wide as the keys', and the
+// backward kernel's as the next power of two: with heads of 192 and 128 on a B200 (16 to 128 of them, 4,096 tokens) the
+// prediction is 11 % below to 33 % above the measured forward, and 4 % below to 9 % above the backward; for the forward
+// of longer sequences up to 36 % below (MooreThreads/SimuMax configs/system/b200_bf16_ceperm.json, Apache-2.0).
+KernelCall fused_attention(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
+                           const Sizes& s, double cache, double share);
+
+// The casts before fused attention with operands of 8 bits: F's queries, keys and values, I's output gradient.
+void add_attention_casts(Kernels& out, const Training& training, OpKind kind, const Sizes& s);
 
 // The sums over the rows of the output times its gradient, before the backward kernel `attention`.
 KernelCall row_sums(const KernelCall& attention, const Sizes& s);

@@ -137,6 +137,7 @@ std::optional<KernelShape> kernel_shape(GemmPrecision precision, const KernelCal
   }
   const bool forward = call.kind == KernelClass::attention_forward;
   if ((!forward && call.kind != KernelClass::attention_backward) || call.attention.sequences == 0) return std::nullopt;
+  if (call.narrow_attention) return std::nullopt;
   KernelShape shape{.kind = KernelShape::Kind::attention,
                     .pass = forward ? GemmPass::forward : GemmPass::input_gradient,
                     .format = format_of(precision, 16)};

@@ -137,7 +137,8 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   Kernels out;
   if (training.flash_attention) {
     if (kind != OpKind::F && kind != OpKind::I) return out;
-    out.push_back(fused_attention(model, kind, slice, s, cache, 1.0 / training.tp));
+    add_attention_casts(out, training, kind, s);
+    out.push_back(fused_attention(model, training, kind, slice, s, cache, 1.0 / training.tp));
     if (kind == OpKind::I) out.push_back(row_sums(out.back(), s));
     return out;
   }

@@ -41,10 +41,12 @@ struct KernelCall {
   int count = 1;
   GemmShape gemm = {};   // of a gemm, or of the one that an overlapped_gather overlaps with
   double row_flops = 0;  // fused attention: per query row and head
+  double key_flops = 0;  // fused attention: of one key, for all rows of all heads
   double head_size = 0;  // fused attention: mean over the GEMMs
   double tile_size = 0;  // fused attention: see AttentionWork
   // Fused attention, or a memory kernel that a measurement of this attention backward includes.
   AttentionShape attention = {};
+  bool narrow_attention = false;  // fused attention with operands of 8 bits
   // The attention kernel that a context_ring overlaps with; row_flops and head_size are that kernel's.
   KernelClass overlapped_with = KernelClass::attention_forward;
   double overlapped_flops = 0;

@@ -675,6 +675,7 @@ class MegatronImport {
     }
     if (four) set("/parallelism/precision", "nvfp4");
     if (eight && has("fp8-param-gather")) set("/parallelism/fp8_param_gather", true);
+    if ((eight || four) && has("fp8-dot-product-attention")) set("/parallelism/fp8_dot_product_attention", true);
   }
 
   std::string source_;

@@ -57,6 +57,7 @@ constexpr NemoKey kNemoKeys[] = {
     {"mixed_precision.fp8", "fp8-format"},
     {"mixed_precision.fp8_recipe", "fp8-recipe"},
     {"mixed_precision.fp8_param_gather", "fp8-param-gather"},
+    {"mixed_precision.fp8_dot_product_attention", "fp8-dot-product-attention"},
     {"mixed_precision.fp4", "fp4-format"},
     {"mixed_precision.fp4_recipe", "fp4-recipe"},
 };

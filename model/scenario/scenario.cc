@@ -360,6 +360,13 @@ class Reading {
     if (training.narrow_parameters && traits_of(training.precision).bits != 8) {
       object.at("fp8_param_gather").fail("requires a precision of 8 bits");
     }
+    training.narrow_attention = object.boolean_or("fp8_dot_product_attention", false);
+    if (training.narrow_attention && traits_of(training.precision).bits > 8) {
+      object.at("fp8_dot_product_attention").fail("requires a precision of 8 or 4 bits");
+    }
+    if (training.narrow_attention && !training.flash_attention) {
+      object.at("fp8_dot_product_attention").fail("requires flash_attention");
+    }
   }
 
   // The number of GPUs instead of dp.

@@ -149,6 +149,9 @@ struct Training {
   // Parameters of linear layers are kept and gathered in the 8 bits of `precision`, and there is no 16-bit copy
   // (Megatron-LM's fp8-param-gather).
   bool narrow_parameters = false;
+  // Fused attention has operands of 8 bits (Megatron-LM's fp8-dot-product-attention); queries, keys, values and output
+  // gradients are cast before it. Stored tensors are counted as without it.
+  bool narrow_attention = false;
   int gradient_bytes = 4;      // of a gradient element: 2 or 4
   bool gradient_copy = false;  // 32-bit gradients are accumulated besides 16-bit ones, which are kept as well
   int optimizer_bytes = 12;    // of the 32-bit weight and both moments of a parameter, 3 to 12

@@ -75,6 +75,7 @@ class SizeKeys(TypedDict, total=False):
     wgrad_deferral_limit: int
     precision: str
     fp8_param_gather: bool
+    fp8_dot_product_attention: bool
     activation_func_fp8_input_store: bool
     overlap_p2p_communication: bool
     stage_layers: Sequence[int]

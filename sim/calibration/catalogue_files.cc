@@ -76,13 +76,19 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
   }
   const auto attention = [&](std::string_view key, const AttentionConstants& a, const LogFit& found) {
     if (found.in_sample.rows == 0) return;
-    lines.set(key, fmt::format("{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"softmax_size\": {:.3g}, "
-                               "\"source\": {}}}",
-                               a.peak_fraction, a.tail_rows, a.softmax_size,
+    lines.set(key, fmt::format("{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"overhead_keys\": {:.3g}, "
+                               "\"softmax_size\": {:.3g}, \"padded_values\": {}, \"source\": {}}}",
+                               a.peak_fraction, a.tail_rows, a.overhead_keys, a.softmax_size, a.padded_values,
                                json_text(source_of(found, "shapes", fit.origin, command) + "; softmax_size given")));
   };
-  attention("attention_forward", fit.gpu.attention_forward, fit.attention_forward);
-  attention("attention_backward", fit.gpu.attention_backward, fit.attention_backward);
+  attention("attention_forward", fit.gpu.attention_forward, fit.attention[0][0]);
+  attention("attention_backward", fit.gpu.attention_backward, fit.attention[0][1]);
+  if (fit.gpu.attention_8bit_forward) {
+    attention("attention_8bit_forward", *fit.gpu.attention_8bit_forward, fit.attention[1][0]);
+  }
+  if (fit.gpu.attention_8bit_backward) {
+    attention("attention_8bit_backward", *fit.gpu.attention_8bit_backward, fit.attention[1][1]);
+  }
   return lines.text();
 }
 

@@ -1,8 +1,11 @@
 #include "sim/calibration/kernel_fit.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -76,21 +79,38 @@ MeasuredGemm grouped_gemm(const CsvTable& table, int row) {
   return {.shape = shape, .seconds = shape.flops() / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12)};
 }
 
-// The table counts the FLOPs of the full square: two GEMMs forward and five backward.
+bool has_word(const CsvTable& table, int row, std::string_view key) {
+  return (", " + table.text(row, "shape")).find(fmt::format(", {}=", key)) != std::string::npos;
+}
+
+// The table counts the FLOPs of the full square: two GEMMs forward and five backward, where three have the keys' head
+// size.
 MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
   const double batch = size(table, row, "batch");
   const double tokens = size(table, row, "seq_len");
   const double heads = size(table, row, "head_num");
-  const double head_size = size(table, row, "qk_head_dim");
+  const double key_size = size(table, row, "qk_head_dim");
+  const double value_size = size(table, row, "v_head_dim");
   const double key_heads = size(table, row, "kv_head_num");
+  const double head_size = backward ? (3 * key_size + 2 * value_size) / 5 : (key_size + value_size) / 2;
   const double row_flops = 4 * tokens * head_size * (backward ? 2.5 : 1);
   const double square = batch * tokens * heads * row_flops;
   MeasuredAttention out;
   out.shape = {.flops = square * (tokens + 1) / (2 * tokens),
                .row_flops = row_flops,
+               .key_flops = square / tokens,
                .head_size = head_size,
+               .tile_size = value_size == key_size ? 0 : padded_tile(key_size, backward),
                .backward = backward};
-  out.bytes = 2 * batch * tokens * head_size * (backward ? 4 * heads + 6 * key_heads : 2 * heads + 2 * key_heads);
+  if (has_word(table, row, "format")) {
+    const std::string_view format = word(table, row, "format");
+    if (format != "bf16" && format != "fp8" && format != "mxfp8") {
+      table.fail(row, "shape", "expected bf16, fp8 or mxfp8 for format");
+    }
+    out.shape.narrow = format != "bf16";
+  }
+  const double both = (key_size + value_size) / 2;
+  out.bytes = 2 * batch * tokens * both * (backward ? 4 * heads + 6 * key_heads : 2 * heads + 2 * key_heads);
   out.seconds = square / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12);
   return out;
 }
@@ -160,10 +180,33 @@ LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredGemm>& grouped) {
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
 }
 
+AttentionConstants& attention_constants_of(Gpu& gpu, bool backward, bool narrow) {
+  AttentionConstants& wide = backward ? gpu.attention_backward : gpu.attention_forward;
+  if (!narrow) return wide;
+  std::optional<AttentionConstants>& found = backward ? gpu.attention_8bit_backward : gpu.attention_8bit_forward;
+  if (!found) found = wide;
+  return *found;
+}
+
+void set_constants(AttentionConstants& constants, std::span<const double> x) {
+  constants.peak_fraction = x[0];
+  constants.tail_rows = x[1];
+  if (x.size() > 2) constants.overhead_keys = x[2];
+}
+
+// What a row needs besides its keys shows only in sequences of different lengths.
+bool has_several_lengths(const std::vector<MeasuredAttention>& measured) {
+  return std::any_of(measured.begin(), measured.end(), [&](const MeasuredAttention& one) {
+    return std::abs(one.shape.flops * measured[0].shape.key_flops - measured[0].shape.flops * one.shape.key_flops) >
+           1e-6 * one.shape.flops * measured[0].shape.key_flops;
+  });
+}
+
 LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measured) {
-  // softmax_size is not fitted: with one head size it cannot be separated from the peak.
-  constexpr FitConstant kConstants[] = {{.guess = 0.7, .low = 0.05, .high = 1, .spread = 0.5},
+  // softmax_size is not fitted: with few head sizes it cannot be separated from the peak.
+  std::vector<FitConstant> constants = {{.guess = 0.7, .low = 0.05, .high = 1, .spread = 0.5},
                                         {.guess = 100, .low = 1, .high = 2000, .spread = 0.7}};
+  if (has_several_lengths(measured)) constants.push_back({.guess = 300, .low = 1, .high = 5000, .spread = 1});
   std::vector<double> seconds;
   std::vector<std::tuple<double, double>> keys;
   for (const MeasuredAttention& one : measured) {
@@ -171,14 +214,12 @@ LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measu
     keys.emplace_back(one.shape.flops, one.shape.row_flops);
   }
   Gpu tried = gpu;
+  AttentionConstants& found = attention_constants_of(tried, measured[0].shape.backward, measured[0].shape.narrow);
   const FitModel predict = [&](std::span<const double> x, int row) {
-    const MeasuredAttention& one = measured[row];
-    AttentionConstants& constants = one.shape.backward ? tried.attention_backward : tried.attention_forward;
-    constants.peak_fraction = x[0];
-    constants.tail_rows = x[1];
-    return attention_time(tried, one.shape, one.bytes).seconds();
+    set_constants(found, x);
+    return attention_time(tried, measured[row].shape, measured[row].bytes).seconds();
   };
-  return fit_logarithms(kConstants, predict, seconds, groups_of(keys));
+  return fit_logarithms(constants, predict, seconds, groups_of(keys));
 }
 
 }  // namespace
@@ -202,19 +243,13 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
     if (op == "matmul") of_gpu.gemms.push_back(gemm_of(table, row));
     if (op == "group_matmul") of_gpu.grouped.push_back(grouped_gemm(table, row));
     if (op != "sdp_fwd" && op != "sdp_bwd") continue;
-    if (word(table, row, "qk_head_dim") != word(table, row, "v_head_dim")) continue;
     of_gpu.attention.push_back(attention(table, row, op == "sdp_bwd"));
   }
   return out;
 }
 
 GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
-  GpuFit out{.gpu = gpu,
-             .origin = measured.origin,
-             .gemm = {},
-             .grouped = {},
-             .attention_forward = {},
-             .attention_backward = {}};
+  GpuFit out{.gpu = gpu, .origin = measured.origin, .gemm = {}, .grouped = {}, .attention = {}};
   if (measured.gemms.size() >= kFewestRows) {
     out.gemm = fit_gemms(gpu, measured.gemms);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);
@@ -223,16 +258,20 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
     out.grouped = fit_groups(out.gpu, measured.grouped);
     out.gpu.gemm.group_s = out.grouped.constants[0];
   }
-  for (const bool backward : {false, true}) {
-    std::vector<MeasuredAttention> rows;
-    std::copy_if(measured.attention.begin(), measured.attention.end(), std::back_inserter(rows),
-                 [&](const MeasuredAttention& one) { return one.shape.backward == backward; });
-    if (rows.size() < kFewestRows) continue;
-    LogFit& fit = backward ? out.attention_backward : out.attention_forward;
-    fit = fit_attention(gpu, rows);
-    AttentionConstants& constants = backward ? out.gpu.attention_backward : out.gpu.attention_forward;
-    constants.peak_fraction = fit.constants[0];
-    constants.tail_rows = fit.constants[1];
+  for (const bool narrow : {false, true}) {
+    if (narrow && gpu.gemm_8bit.peak_flops_per_s == 0) continue;
+    for (const bool backward : {false, true}) {
+      const auto fitted = [&](const MeasuredAttention& one) {
+        const bool padded = one.shape.tile_size > 0 && attention_constants_of(out.gpu, backward, narrow).padded_values;
+        return one.shape.backward == backward && one.shape.narrow == narrow && !padded;
+      };
+      std::vector<MeasuredAttention> rows;
+      std::copy_if(measured.attention.begin(), measured.attention.end(), std::back_inserter(rows), fitted);
+      if (rows.size() < kFewestRows) continue;
+      LogFit& fit = out.attention[narrow ? 1 : 0][backward ? 1 : 0];
+      fit = fit_attention(gpu, rows);
+      set_constants(attention_constants_of(out.gpu, backward, narrow), fit.constants);
+    }
   }
   out.gpu.gemm.sustained_fraction = gpu.gemm.sustained_fraction;  // timed kernels do not determine it
   return out;

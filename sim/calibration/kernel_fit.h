@@ -33,24 +33,23 @@ struct MeasuredKernels {
 };
 
 // Whether a table contains kernels: columns gpu, m_tokens, k, n, median_ms (GEMMs), or gpu, op, shape, m, k, n,
-// achieved_tflops (op matmul: GEMMs; group_matmul: GEMMs of experts; sdp_fwd and sdp_bwd: attention, with the FLOPs of
-// the full square).
+// achieved_tflops (op matmul: GEMMs; group_matmul: GEMMs of experts; sdp_fwd and sdp_bwd: causal attention, with the
+// FLOPs of the full square, in the format of its shape: bf16, fp8 or mxfp8).
 bool has_measured_kernels(const CsvTable& table);
 
 // Reads kernels by GPU: its name in the catalogue ("a100-80gb"), or in the table if the catalogue does not have it.
-// Skips attention with different sizes of keys and values, which runs other kernels. Throws InputError naming file, row
-// and column.
+// Throws InputError naming file, row and column.
 std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table);
 
 // Constants of `gpu` fitted to measured kernels. A kind of kernel with fewer than 6 rows keeps its constants, and its
-// errors have 0 rows.
+// errors have 0 rows. Attention whose values are smaller than its keys is fitted only where the GPU's constants have no
+// padded_values, as other kernels run it. overhead_keys is fitted to sequences of several lengths.
 struct GpuFit {
   Gpu gpu;
   std::string origin;
   LogFit gemm;
-  LogFit grouped;  // of group_s only, with the other constants from `gemm`
-  LogFit attention_forward;
-  LogFit attention_backward;
+  LogFit grouped;                                  // of group_s only, with the other constants from `gemm`
+  std::array<std::array<LogFit, 2>, 2> attention;  // of 16 and 8 bits, forward and backward
 };
 GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured);
 

@@ -234,8 +234,11 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
         const GpuFit fit = fit_gpu(catalogue_gpu(name), measured);
         report.add(name, "GEMMs", fit.gemm,
                    {"peak_fraction", "operand_edge", "exposed_write", "memory_efficiency", "launch_s"});
-        report.add(name, "attention forward", fit.attention_forward, {"peak_fraction", "tail_rows"});
-        report.add(name, "attention backward", fit.attention_backward, {"peak_fraction", "tail_rows"});
+        const std::vector<std::string> constants = {"peak_fraction", "tail_rows", "overhead_keys"};
+        report.add(name, "attention forward", fit.attention[0][0], constants);
+        report.add(name, "attention backward", fit.attention[0][1], constants);
+        report.add(name, "attention forward, 8 bits", fit.attention[1][0], constants);
+        report.add(name, "attention backward, 8 bits", fit.attention[1][1], constants);
         if (!request.output.empty()) write_into(request.output, name, gpu_file_with(name, fit, kCommand));
       }
     } else if (has_measured_links(table)) {

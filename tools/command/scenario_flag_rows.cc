@@ -142,6 +142,8 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "bf16,fp16,fp8,fp8-current,mxfp8,nvfp4"},
     {"--fp8-param-gather", "/parallelism/fp8_param_gather", ScenarioValueKind::yes, kParallelism,
      "Keep and gather the parameters of linear layers in 8 bits (default: off)"},
+    {"--fp8-dot-product-attention", "/parallelism/fp8_dot_product_attention", ScenarioValueKind::yes, kParallelism,
+     "Compute fused attention with operands of 8 bits (default: off)"},
     {"--activation-func-fp8-input-store", "/parallelism/activation_func_fp8_input_store", ScenarioValueKind::yes,
      kParallelism, "Store the inputs of the MLP's activation in 8 bits (default: off)"},
     {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ScenarioValueKind::yes, kParallelism,

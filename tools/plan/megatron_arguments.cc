@@ -157,6 +157,7 @@ void add_kernels(const Scenario& scenario, Arguments& out) {
       break;
   }
   out.add("--fp8-param-gather", training.narrow_parameters);
+  out.add("--fp8-dot-product-attention", training.narrow_attention);
   out.add("--activation-func-fp8-input-store", training.narrow_activation_inputs);
   out.add("--grad-reduce-in-bf16", training.gradient_bytes == 2);
   if (!scenario.clip_gradients) out.add("--clip-grad", 0);

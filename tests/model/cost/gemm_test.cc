@@ -141,5 +141,31 @@ TEST(Attention, AddsItsTailOnEveryMultiprocessor) {
   EXPECT_NEAR(attention_time(gpu, {.flops = 1, .row_flops = 1}, 1e12).seconds(), 1 + 1e-6, 1e-9);
 }
 
+TEST(Attention, AddsKeysToEveryRow) {
+  Gpu gpu = plain();
+  gpu.attention_forward = {.peak_fraction = 0.5, .overhead_keys = 100};
+  EXPECT_NEAR(attention_time(gpu, {.flops = 1e12, .key_flops = 1e9}, 0).seconds(), 1.1e12 / 50e12, 1e-12);
+}
+
+TEST(Attention, PadsSmallerValuesOnlyInKernelsThatNeedIt) {
+  Gpu gpu = plain();
+  gpu.attention_forward = {.peak_fraction = 0.5};
+  const AttentionWork work{.flops = 1e12, .head_size = 160, .tile_size = padded_tile(192, false)};
+  EXPECT_NEAR(attention_time(gpu, work, 0).seconds(), 1.2 * 1e12 / 50e12, 1e-12);
+  gpu.attention_forward.padded_values = false;
+  EXPECT_NEAR(attention_time(gpu, work, 0).seconds(), 1e12 / 50e12, 1e-12);
+  EXPECT_EQ(padded_tile(192, true), 256);
+}
+
+TEST(Attention, HasConstantsOfItsOwnFor8Bits) {
+  Gpu gpu = plain();
+  gpu.gemm_8bit.peak_flops_per_s = 200e12;
+  gpu.attention_forward = gpu.attention_backward = {.peak_fraction = 0.5};
+  gpu.attention_8bit_forward = AttentionConstants{.peak_fraction = 0.4};
+  gpu.attention_8bit_backward = AttentionConstants{.peak_fraction = 0.25};
+  EXPECT_NEAR(attention_time(gpu, {.flops = 1e12, .narrow = true}, 0).seconds(), 1e12 / 80e12, 1e-12);
+  EXPECT_NEAR(attention_time(gpu, {.flops = 1e12, .backward = true, .narrow = true}, 0).seconds(), 1e12 / 50e12, 1e-12);
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -136,6 +136,11 @@ TEST(ImportNemo, ReadsNarrowFormats) {
   EXPECT_EQ(precision(with(bridge, "fp8: null", "fp8: hybrid\n  fp8_recipe: tensorwise")), "fp8-current");
   EXPECT_EQ(precision(with(bridge, "fp8: null", "fp8: e4m3\n  fp8_recipe: mxfp8\n  fp8_param_gather: true")),
             "mxfp8, gathered");
+  EXPECT_EQ(import_text(with(bridge, "fp8: null", "fp8: e4m3\n  fp8_recipe: mxfp8\n  fp8_dot_product_attention: true"),
+                        "run.yaml")
+                .scenario.at("parallelism")
+                .at("fp8_dot_product_attention"),
+            true);
   EXPECT_EQ(precision(with(bridge, "fp8: null", "fp4: e2m1\n  fp4_recipe: nvfp4")), "nvfp4");
 }
 

@@ -69,6 +69,59 @@ TEST(KernelFit, RecoversTheConstantsOfTheTimes) {
   EXPECT_EQ(fit.gpu.memory_efficiency, start.memory_efficiency);
 }
 
+// 4 sequence lengths, 3 numbers of heads and 2 sizes of values, of 16 and 8 bits.
+std::vector<MeasuredAttention> attention_of(const Gpu& gpu) {
+  std::vector<MeasuredAttention> out;
+  for (const double tokens : {1024.0, 2048.0, 4096.0, 16384.0}) {
+    for (const double heads : {2.0, 8.0, 64.0}) {
+      for (const double head_size : {128.0, 160.0}) {
+        for (const bool backward : {false, true}) {
+          for (const bool narrow : {false, true}) {
+            AttentionWork shape{.flops = 2 * tokens * tokens * heads * head_size,
+                                .row_flops = 4 * tokens * head_size,
+                                .key_flops = 4 * tokens * heads * head_size,
+                                .head_size = head_size,
+                                .tile_size = head_size > 128 ? 192.0 : 0.0,
+                                .backward = backward,
+                                .narrow = narrow};
+            out.push_back({.shape = shape, .bytes = 0, .seconds = attention_time(gpu, shape, 0).seconds()});
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+TEST(KernelFit, RecoversTheConstantsOfAttentionOfSeveralLengths) {
+  Gpu gpu = catalogue_gpu("gb200-186gb");
+  gpu.attention_forward = {.peak_fraction = 0.7, .tail_rows = 40, .overhead_keys = 600, .padded_values = false};
+  gpu.attention_backward = {.peak_fraction = 0.6, .tail_rows = 80, .overhead_keys = 400, .padded_values = true};
+  gpu.attention_8bit_forward = AttentionConstants{
+      .peak_fraction = 0.5, .tail_rows = 60, .softmax_size = 64, .overhead_keys = 900, .padded_values = false};
+  gpu.attention_8bit_backward = gpu.attention_8bit_forward;
+  Gpu start = gpu;
+  for (AttentionConstants* one : {&start.attention_forward, &start.attention_backward, &*start.attention_8bit_forward,
+                                  &*start.attention_8bit_backward}) {
+    one->peak_fraction = 0.3;
+    one->tail_rows = one->overhead_keys = 0;
+  }
+  const GpuFit fit = fit_gpu(start, {.origin = "", .gemms = {}, .grouped = {}, .attention = attention_of(gpu)});
+  const auto expect_near = [](const AttentionConstants& found, const AttentionConstants& known) {
+    EXPECT_NEAR(found.peak_fraction / known.peak_fraction, 1, 0.02);
+    EXPECT_NEAR(found.tail_rows / known.tail_rows, 1, 0.1);
+    EXPECT_NEAR(found.overhead_keys / known.overhead_keys, 1, 0.05);
+  };
+  expect_near(fit.gpu.attention_forward, gpu.attention_forward);
+  expect_near(fit.gpu.attention_backward, gpu.attention_backward);
+  expect_near(*fit.gpu.attention_8bit_forward, *gpu.attention_8bit_forward);
+  expect_near(*fit.gpu.attention_8bit_backward, *gpu.attention_8bit_backward);
+  // With padded values, rows with smaller values are left out.
+  EXPECT_EQ(fit.attention[0][0].in_sample.rows, 24);
+  EXPECT_EQ(fit.attention[0][1].in_sample.rows, 12);
+  EXPECT_EQ(fit.attention[1][0].in_sample.rows, 24);
+}
+
 TEST(KernelFit, KeepsConstantsWithoutRows) {
   const Gpu gpu = catalogue_gpu("h100-80gb");
   MeasuredKernels few = kernels_of(gpu);
@@ -112,12 +165,29 @@ TEST(KernelFit, ReadsBothKindsOfTables) {
   EXPECT_EQ(found.grouped[1].shape.n, 30);
   EXPECT_EQ(found.grouped[1].shape.k, 20);
   EXPECT_EQ(found.grouped[1].shape.result_bytes, 2);
-  ASSERT_EQ(found.attention.size(), 2u);
+  ASSERT_EQ(found.attention.size(), 3u);
   // Two GEMMs of 100 x 100 x 64 per head; the table counts the full square, of which 101/200 is executed.
   EXPECT_DOUBLE_EQ(found.attention[0].seconds, 4.0 * 100 * 100 * 64 * 8 / 0.5e12);
   EXPECT_DOUBLE_EQ(found.attention[0].shape.flops, 4.0 * 5050 * 64 * 8);
   EXPECT_DOUBLE_EQ(found.attention[0].bytes, 2.0 * 100 * 64 * (2 * 8 + 2 * 2));
   EXPECT_DOUBLE_EQ(found.attention[1].shape.flops, 2.5 * 4.0 * 5050 * 64 * 8);
+  // Three GEMMs of 192 elements, two of 64.
+  EXPECT_DOUBLE_EQ(found.attention[2].shape.flops, 2.0 * 5050 * (3 * 192 + 2 * 64) * 8);
+  EXPECT_DOUBLE_EQ(found.attention[2].shape.key_flops, 2.0 * 100 * (3 * 192 + 2 * 64) * 8);
+  EXPECT_EQ(found.attention[2].shape.tile_size, 256);
+  EXPECT_FALSE(found.attention[2].shape.narrow);
+  const auto of_format = [&](const std::string& format) {
+    const CsvTable table(
+        head +
+            "X,sdp_fwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=64, v_head_dim=64, "
+            "format=" +
+            format + "\",,,,0.5\n",
+        "f.csv");
+    return read_measured_kernels(table).at("X").attention.at(0).shape.narrow;
+  };
+  EXPECT_TRUE(of_format("mxfp8"));
+  EXPECT_FALSE(of_format("bf16"));
+  EXPECT_THROW(of_format("int8"), InputError);
 
   const CsvTable bad(head + "X,matmul,\"b=1, out_dtype=fp32\",10,30,20,0.5\n", "b.csv");
   try {
@@ -170,8 +240,27 @@ TEST(KernelFit, CatalogueAgreesWithTheTables) {
         EXPECT_LT(fit.grouped.held_out.mean, 0.13) << gpu;
       }
       if (measured.attention.empty()) continue;
-      EXPECT_LT(fit.attention_forward.held_out.mean, gpu == "b200-180gb" ? 0.15 : 0.05) << gpu;
+      EXPECT_LT(fit.attention[0][0].held_out.mean, gpu == "b200-180gb" ? 0.15 : 0.05) << gpu;
     }
+  }
+}
+
+TEST(KernelFit, CatalogueAgreesWithTheAttentionOfCudnn) {
+  const CsvTable table = read_csv(SLUICE_SOURCE_DIR "/benchmarks/kernels/attention_cudnn.csv");
+  for (const auto& [gpu, measured] : read_measured_kernels(table)) {
+    const Gpu known = catalogue_gpu(gpu);
+    const GpuFit fit = fit_gpu(known, measured);
+    const auto expect_fitted = [&](const LogFit& found, const AttentionConstants& ours, const AttentionConstants& its) {
+      if (found.in_sample.rows == 0) return;
+      EXPECT_NEAR(its.peak_fraction / ours.peak_fraction, 1, 0.01) << gpu;
+      EXPECT_NEAR(its.overhead_keys / ours.overhead_keys, 1, 0.01) << gpu;
+      EXPECT_LT(found.held_out.mean, 0.08) << gpu;
+    };
+    expect_fitted(fit.attention[0][0], known.attention_forward, fit.gpu.attention_forward);
+    expect_fitted(fit.attention[0][1], known.attention_backward, fit.gpu.attention_backward);
+    expect_fitted(fit.attention[1][0], *known.attention_8bit_forward, *fit.gpu.attention_8bit_forward);
+    expect_fitted(fit.attention[1][1], *known.attention_8bit_backward, *fit.gpu.attention_8bit_backward);
+    EXPECT_EQ(fit.attention[1][0].in_sample.rows > 0, gpu.starts_with("gb")) << gpu;
   }
 }
 

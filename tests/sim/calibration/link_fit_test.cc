@@ -105,12 +105,7 @@ TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
   const Json node = {{"node", {{"gpu", "h100-80gb"}, {"gpus", 8}, {"intra_node", "nvlink4"}, {"inter_node", json}}}};
   EXPECT_EQ(cluster_from_json(JsonReader(node, "out")).inter_node.name, "InfiniBand NDR");
 
-  GpuFit gpu{.gpu = catalogue_gpu("v100-32gb"),
-             .origin = "us \"quoted\"",
-             .gemm = {},
-             .grouped = {},
-             .attention_forward = {},
-             .attention_backward = {}};
+  GpuFit gpu{.gpu = catalogue_gpu("v100-32gb"), .origin = "us \"quoted\"", .gemm = {}, .grouped = {}, .attention = {}};
   gpu.gpu.gemm.launch_s = 7.126e-6;
   gpu.gemm.in_sample = {.rows = 12, .mean = 0.05, .median = 0.04, .worst = 0.2};
   const Json found = parse_json(gpu_file_with("v100-32gb", gpu, "sluice calibrate"), "out");
@@ -119,6 +114,16 @@ TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
             "sluice calibrate, 12 GEMMs (us \"quoted\"): mean error 5.0 %, held out 0.0 %, worst 0 %; group_s given");
   EXPECT_EQ(found["sms"]["value"], 80);
   EXPECT_THROW(gpu_file_with("v200", gpu, ""), InputError);
+
+  gpu.gpu = catalogue_gpu("gb200-186gb");
+  gpu.gpu.attention_8bit_backward->overhead_keys = 321;
+  gpu.attention[1][1].in_sample = {.rows = 12, .mean = 0.05, .median = 0.04, .worst = 0.2};
+  const Json narrow = parse_json(gpu_file_with("gb200-186gb", gpu, "sluice calibrate"), "out");
+  EXPECT_EQ(narrow["attention_8bit_backward"]["overhead_keys"], 321);
+  EXPECT_EQ(narrow["attention_8bit_backward"]["padded_values"], false);
+  const Json own = {
+      {"node", {{"gpu", narrow}, {"gpus", 4}, {"intra_node", "nvlink5"}, {"inter_node", "infiniband-ndr"}}}};
+  EXPECT_EQ(cluster_from_json(JsonReader(own, "out")).gpu.attention_8bit_backward->overhead_keys, 321);
 }
 
 TEST(LinkFit, CatalogueAgreesWithTheTables) {
