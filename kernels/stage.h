@@ -79,9 +79,11 @@ struct SliceMemory {
   std::int64_t to_input_gradient = 0;   // from F until B or I ends
   std::int64_t to_weight_gradient = 0;  // from F until B or W ends
   std::int64_t output_gradients = 0;    // from I until W ends; not needed by B
-  // From F until B or I ends; read by F and B or I of later slices. 0 with recompute and a single slice.
+  // All slices of a microbatch share one buffer of keys and values and one of their gradients, with the sizes of a
+  // slice that has all tokens. The first lives from the first slice's F until the end of its B or I; 0 with recompute
+  // and a single slice. The second lives from the last slice's B or I until the end of the first's; 0 with a single
+  // slice.
   std::int64_t keys_values = 0;
-  // From the last slice's B or I until the end of the first's, for every slice. 0 with a single slice.
   std::int64_t keys_values_gradient = 0;
   std::int64_t boundary = 0;  // input or output of a stage: n h elements
 };
@@ -102,10 +104,11 @@ struct SliceCall {
   std::byte* to_input_gradient = nullptr;
   std::byte* to_weight_gradient = nullptr;
   std::byte* output_gradients = nullptr;
-  // Per slice, from slice 0 to this one; and the number of tokens of each.
-  std::span<std::byte* const> keys_values;
-  std::span<std::byte* const> keys_values_gradient;  // zeroed before the last slice's B or I
-  std::span<const std::int64_t> slice_tokens;
+  // Of the microbatch, [layers, 2, sequences, sequence_tokens, w], keys before values, each padded to 16 elements;
+  // every slice writes its own rows.
+  std::byte* keys_values = nullptr;
+  std::byte* keys_values_gradient = nullptr;  // zeroed before the last slice's B or I
+  std::int64_t sequence_tokens = 0;           // of all slices; used with StageSpec::sliced
 
   const std::byte* input = nullptr;  // [n, h], output of the previous stage
   std::byte* output = nullptr;       // [n, h], input of the next stage

@@ -42,7 +42,7 @@ Transformer llama(int kv_heads) {
   return model;
 }
 
-// A layer and a slice of one sequence after equal slices, with all buffers that its ops read and write.
+// A layer and the last slice of one sequence, with all buffers that its ops read and write.
 class LayerSlice {
  public:
   LayerSlice(Device& device, const Transformer& model, std::int64_t tokens, std::int64_t context)
@@ -55,13 +55,8 @@ class LayerSlice {
     make_weights();
     const SliceShape shape{.tokens = tokens, .context = context};
     const SliceMemory sizes = stage_->slice_memory(shape);
-    keys_gradient_bytes_ = sizes.keys_values_gradient;
-    for (std::int64_t first = 0; first <= context; first += tokens) {
-      const auto seed = static_cast<std::uint32_t>(10 + first / tokens);
-      slice_tokens_.push_back(tokens);
-      keys_values_.push_back(memory_.numbers(sizes.keys_values / 2, seed));
-      keys_values_gradient_.push_back(memory_.room(keys_gradient_bytes_));
-    }
+    const SliceMemory all = stage_->slice_memory({.tokens = context + tokens});
+    keys_gradient_bytes_ = all.keys_values_gradient;
     call_ = {.shape = shape,
              .weights = weights_,
              .gradients = gradients_,
@@ -69,9 +64,9 @@ class LayerSlice {
              .to_input_gradient = memory_.room(sizes.to_input_gradient),
              .to_weight_gradient = memory_.room(sizes.to_weight_gradient),
              .output_gradients = memory_.room(sizes.output_gradients),
-             .keys_values = keys_values_,
-             .keys_values_gradient = keys_values_gradient_,
-             .slice_tokens = slice_tokens_,
+             .keys_values = memory_.numbers(all.keys_values / 2, 10),
+             .keys_values_gradient = memory_.room(keys_gradient_bytes_),
+             .sequence_tokens = context + tokens,
              .input = memory_.numbers(boundary_, 1),
              .output = memory_.room(sizes.boundary),
              .output_gradient = memory_.numbers(boundary_, 2, 1e-2F),
@@ -84,7 +79,7 @@ class LayerSlice {
     device_.synchronize(*stream_);
   }
 
-  // In the backward, the slice's gradients of keys and values start from zero, as once in every microbatch. The weight
+  // In the backward, the gradients of keys and values start from zero, as in the backward of the last slice. The weight
   // gradient alone reads what the last I left.
   void run(Op op) {
     if (op == kForward) {
@@ -95,7 +90,7 @@ class LayerSlice {
       stage_->weight_gradient(call_);
       return;
     }
-    device_.zero(keys_values_gradient_.back(), keys_gradient_bytes_, *stream_);
+    device_.zero(call_.keys_values_gradient, keys_gradient_bytes_, *stream_);
     if (op == kBackward) {
       stage_->backward(call_);
     } else {
@@ -112,9 +107,6 @@ class LayerSlice {
     std::vector<std::vector<float>> whole;
     for (const Op op : {kBackward, kBackwardInHalves}) {
       device_.zero(gradients_, stage_->memory().gradients, *stream_);
-      for (std::byte* const gradient : keys_values_gradient_) {
-        device_.zero(gradient, keys_gradient_bytes_, *stream_);
-      }
       run(kForward);
       run(op);
       device_.synchronize(*stream_);
@@ -155,16 +147,14 @@ class LayerSlice {
     look(Element::bfloat16, call_.output, boundary_ * 2);
     look(Element::bfloat16, call_.input_gradient, boundary_ * 2);
     look(Element::float32, gradients_, stage_->memory().gradients);
-    for (const std::byte* const gradient : keys_values_gradient_) {
-      look(Element::float32, gradient, keys_gradient_bytes_);
-    }
+    look(Element::float32, call_.keys_values_gradient, keys_gradient_bytes_);
     device_.synchronize(*stream_);
     const bool all = *flag == 0;
     device_.release_host(host);
     return all;
   }
 
-  // The gradient of the input, and the first elements of the gradients of each parameter and of the keys of each slice.
+  // The gradient of the input, and the first elements of the gradients of each parameter and of keys.
   std::vector<std::vector<float>> some_results() const {
     constexpr std::int64_t kSome = 1 << 16;
     std::vector<std::vector<float>> out;
@@ -175,9 +165,8 @@ class LayerSlice {
       if (parameter.name.ends_with("key.bias")) continue;
       out.push_back(memory_.read(from, std::min(kSome, parameter.size()), Element::float32));
     }
-    for (const std::byte* const gradient : keys_values_gradient_) {
-      out.push_back(memory_.read(gradient, std::min(kSome, keys_gradient_bytes_ / 4), Element::float32));
-    }
+    out.push_back(
+        memory_.read(call_.keys_values_gradient, std::min(kSome, keys_gradient_bytes_ / 4), Element::float32));
     return out;
   }
 
@@ -189,9 +178,6 @@ class LayerSlice {
   std::int64_t keys_gradient_bytes_ = 0;
   std::byte* weights_ = nullptr;
   std::byte* gradients_ = nullptr;
-  std::vector<std::int64_t> slice_tokens_;
-  std::vector<std::byte*> keys_values_;
-  std::vector<std::byte*> keys_values_gradient_;
   SliceCall call_;
 };
 

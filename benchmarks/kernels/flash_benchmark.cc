@@ -18,13 +18,11 @@
 namespace sluice::bench {
 namespace {
 
-using cuda::KeySegments;
-
 constexpr int kHeads = 32;
 constexpr int kHeadDim = 128;
 constexpr Element kElement = Element::bfloat16;
 
-// A slice of one sequence, its context cut into equal slices, and both directions.
+// The last slice of one sequence, and both directions.
 class Slice {
  public:
   Slice(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
@@ -37,19 +35,16 @@ class Slice {
                .kv_heads = static_cast<int>(kv_heads),
                .head_dim = kHeadDim,
                .context = context} {
-    for (std::int64_t first = 0; first <= context; first += tokens) {
-      const int i = segments_.count++;
-      segments_.tokens[i] = shape_.tokens;
-      segments_.keys[i] = memory_.numbers(2 * tokens * shape_.key_width(), 10 + static_cast<std::uint32_t>(i));
-      segments_.keys_gradient[i] = reinterpret_cast<float*>(memory_.room(gradient_elements() * 4));
-    }
+    keys_ = {.tokens = context + tokens,
+             .keys = memory_.numbers(key_elements(), 10),
+             .keys_gradient = reinterpret_cast<float*>(memory_.room(key_elements() * 4))};
     const std::int64_t elements = shape_.rows() * shape_.query_width();
     const std::int64_t scratch =
         std::max(cuda::flash_scratch_bytes(shape_), cuda::gemm_attention_scratch_bytes(shape_));
     forward_ = {.shape = shape_,
                 .element = kElement,
                 .queries = memory_.numbers(elements, 3),
-                .segments = segments_,
+                .keys = keys_,
                 .out = memory_.room(elements * 2),
                 .log_sums = reinterpret_cast<float*>(memory_.room(shape_.rows() * kHeads * 4)),
                 .scratch = memory_.room(scratch)};
@@ -57,7 +52,7 @@ class Slice {
     backward_ = {.shape = shape_,
                  .element = kElement,
                  .queries = forward_.queries,
-                 .segments = segments_,
+                 .keys = keys_,
                  .log_sums = forward_.log_sums,
                  .out_gradient = memory_.numbers(elements, 4),
                  .dot_products = products,
@@ -86,18 +81,13 @@ class Slice {
   double error(bool backward) {
     std::vector<std::vector<float>> results[2];
     for (const bool by_products : {false, true}) {
-      for (int i = 0; i < segments_.count; ++i) {
-        device_.zero(segments_.keys_gradient[i], gradient_elements() * 4, *stream_);
-      }
+      device_.zero(keys_.keys_gradient, key_elements() * 4, *stream_);
       run(backward, by_products);
       device_.synchronize(*stream_);
       const void* const rows = backward ? backward_.queries_gradient : forward_.out;
       auto& of = results[by_products ? 1 : 0];
       of.push_back(memory_.read(rows, shape_.rows() * shape_.query_width(), kElement));
-      if (!backward) continue;
-      for (const int i : {0, segments_.count - 1}) {
-        of.push_back(memory_.read(segments_.keys_gradient[i], gradient_elements(), Element::float32));
-      }
+      if (backward) of.push_back(memory_.read(keys_.keys_gradient, key_elements(), Element::float32));
     }
     double most = 0;
     for (std::size_t i = 0; i < results[0].size(); ++i) {
@@ -115,13 +105,13 @@ class Slice {
   }
 
  private:
-  std::int64_t gradient_elements() const { return 2 * shape_.rows() * shape_.key_width(); }
+  std::int64_t key_elements() const { return 2 * (shape_.context + shape_.tokens) * shape_.key_width(); }
 
   Device& device_;
   bench::Memory memory_;
   std::unique_ptr<Stream> stream_;
   AttentionSizes shape_;
-  KeySegments segments_;
+  cuda::KeyRows keys_;
   cuda::AttentionForward forward_;
   cuda::AttentionBackward backward_;
 };

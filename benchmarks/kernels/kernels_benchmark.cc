@@ -148,12 +148,10 @@ class LayerUnderTest {
     call_.output = block(memory.boundary);
     call_.output_gradient = block(memory.boundary);
     call_.input_gradient = block(memory.boundary);
-    // The context is one slice.
-    if (context > 0) add_slice({.tokens = context});
-    add_slice(call_.shape);
-    call_.keys_values = keys_values_;
-    call_.keys_values_gradient = keys_values_gradient_;
-    call_.slice_tokens = tokens_;
+    const SliceMemory all = stage_->slice_memory({.tokens = context + tokens});
+    call_.keys_values = block(all.keys_values);
+    call_.keys_values_gradient = block(all.keys_values_gradient);
+    call_.sequence_tokens = context + tokens;
     stage_->initialise(const_cast<std::byte*>(call_.weights), 1);
     stage_->forward(call_);
     stage_->input_gradient(call_);
@@ -166,19 +164,10 @@ class LayerUnderTest {
     blocks_.push_back(std::make_unique<Block>(bytes));
     return blocks_.back()->data();
   }
-  void add_slice(const SliceShape& shape) {
-    const SliceMemory memory = stage_->slice_memory(shape);
-    keys_values_.push_back(block(memory.keys_values));
-    keys_values_gradient_.push_back(block(memory.keys_values_gradient));
-    tokens_.push_back(shape.tokens);
-  }
 
   std::unique_ptr<Stage> stage_;
   SliceCall call_;
   std::vector<std::unique_ptr<Block>> blocks_;
-  std::vector<std::byte*> keys_values_;
-  std::vector<std::byte*> keys_values_gradient_;
-  std::vector<std::int64_t> tokens_;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {

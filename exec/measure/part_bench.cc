@@ -28,18 +28,8 @@ bool is_whole(const PartBenchSpec& spec, const ProfileCell& cell) {
   return cell.context == 0 && cell.tokens == spec.sequence_length;
 }
 
-// Returns the lengths of the slices up to and including that of the cell; earlier slices have the same length where
-// possible.
-std::vector<std::int64_t> slices_of(const ProfileCell& cell) {
-  std::vector<std::int64_t> slices;
-  std::int64_t left = cell.context;
-  while (left > 0) {
-    slices.push_back(std::min(left, cell.tokens));
-    left -= slices.back();
-  }
-  slices.push_back(cell.tokens);
-  return slices;
-}
+// Returns the length of the sequence of which the cell is the last slice.
+std::int64_t key_tokens(const ProfileCell& cell) { return cell.context + cell.tokens; }
 
 SliceShape slice_shape_of(const PartBenchSpec& spec, std::int64_t tokens, std::int64_t context) {
   return {.sequences = spec.sequences, .tokens = tokens, .context = context};
@@ -90,15 +80,9 @@ PartBench::Sizes PartBench::sizes_of(const PartBenchSpec& spec, const std::array
       raise(sizes.most.to_weight_gradient, memory.to_weight_gradient);
       raise(sizes.most.output_gradients, memory.output_gradients);
       raise(sizes.most.boundary, memory.boundary);
-      std::int64_t keys_values = 0;
-      std::int64_t keys_values_gradient = 0;
-      for (const std::int64_t tokens : slices_of(cell)) {
-        const SliceMemory of = stage.slice_memory(slice_shape_of(spec, tokens, 0));
-        keys_values += aligned(of.keys_values);
-        keys_values_gradient += aligned(of.keys_values_gradient);
-      }
-      raise(sizes.most.keys_values, keys_values);
-      raise(sizes.most.keys_values_gradient, keys_values_gradient);
+      const SliceMemory of_keys = stage.slice_memory(slice_shape_of(spec, key_tokens(cell), 0));
+      raise(sizes.most.keys_values, of_keys.keys_values);
+      raise(sizes.most.keys_values_gradient, of_keys.keys_values_gradient);
     }
   }
   return sizes;
@@ -137,13 +121,9 @@ PartBench::PartBench(const PartBenchSpec& spec, Device* device)
   }
   place(sizes);
   std::int64_t most_tokens = 0;
-  std::int64_t most_slices = 0;
   for (const ProfileCell& cell : spec_.cells) {
     most_tokens = std::max(most_tokens, cell.tokens);
-    most_slices = std::max(most_slices, static_cast<std::int64_t>(slices_of(cell).size()));
   }
-  keys_values_.resize(to_size(most_slices));
-  keys_values_gradients_.resize(to_size(most_slices));
   std::mt19937_64 random(spec_.seed);
   for (std::int64_t i = 0; i < most_tokens * spec_.sequences; ++i) {
     tokens_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
@@ -283,19 +263,9 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
   call.to_input_gradient = buffers.to_input_gradient;
   call.to_weight_gradient = buffers.to_weight_gradient;
   call.output_gradients = buffers.output_gradients;
-  slice_tokens_ = slices_of(cell);
-  std::byte* keys_values = buffers.keys_values;
-  std::byte* keys_values_gradient = buffers.keys_values_gradient;
-  for (std::size_t slice = 0; slice < slice_tokens_.size(); ++slice) {
-    keys_values_[slice] = keys_values;
-    keys_values_gradients_[slice] = keys_values_gradient;
-    const SliceMemory of = stage.slice_memory(slice_shape_of(spec_, slice_tokens_[slice], 0));
-    keys_values += aligned(of.keys_values);
-    keys_values_gradient += aligned(of.keys_values_gradient);
-  }
-  call.keys_values = {keys_values_.data(), slice_tokens_.size()};
-  call.keys_values_gradient = {keys_values_gradients_.data(), slice_tokens_.size()};
-  call.slice_tokens = slice_tokens_;
+  call.keys_values = buffers.keys_values;
+  call.keys_values_gradient = buffers.keys_values_gradient;
+  call.sequence_tokens = key_tokens(cell);
   call.input = buffers.input;
   call.output = buffers.output;
   call.output_gradient = buffers.output_gradient;
@@ -316,7 +286,8 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
 
   // As the executor does before the backward of a sequence's last slice.
   if ((kind == OpKind::B || kind == OpKind::I) && cell.context + cell.tokens == spec_.sequence_length) {
-    zero(buffers.keys_values_gradient, keys_values_gradient - buffers.keys_values_gradient);
+    zero(buffers.keys_values_gradient,
+         stage.slice_memory(slice_shape_of(spec_, key_tokens(cell), 0)).keys_values_gradient);
   }
   switch (kind) {
     case OpKind::F: stage.forward(call); break;

@@ -96,7 +96,7 @@ class PartBench {
   };
   struct Sizes {
     std::int64_t scratch = 0;
-    SliceMemory most;  // maximum over all parts and cells; keys and values include earlier slices
+    SliceMemory most;  // maximum over all parts and cells; keys and values include the context
   };
 
   static std::array<Part, 3> make_parts(const PartBenchSpec& spec);
@@ -130,9 +130,6 @@ class PartBench {
   std::array<Buffers, kMicrobatches> buffers_;
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> targets_;
-  std::vector<std::int64_t> slice_tokens_;
-  std::vector<std::byte*> keys_values_;
-  std::vector<std::byte*> keys_values_gradients_;
   std::int64_t calls_ = 0;
   std::int64_t steps_ = 0;
 };

@@ -1,6 +1,6 @@
 #include "exec/plan/packing.h"
 
-#include <algorithm>
+#include <iterator>
 
 #include "kernels/stage.h"
 
@@ -15,7 +15,6 @@ std::int64_t Packing::take(std::int64_t bytes) {
   bytes = aligned(bytes);
   if (bytes == 0) return 0;
   held_ += bytes;
-  most_held_ = std::max(most_held_, held_);
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;

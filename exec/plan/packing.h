@@ -16,15 +16,13 @@ class Packing {
   void give(std::int64_t offset, std::int64_t bytes);
   // Returns the size of the arena in bytes.
   std::int64_t size() const { return size_; }
-  // Returns the bytes allocated and not released, and their maximum.
+  // Returns the bytes allocated and not released.
   std::int64_t held() const { return held_; }
-  std::int64_t most_held() const { return most_held_; }
 
  private:
   std::map<std::int64_t, std::int64_t> free_;  // offset to bytes, no two adjacent
   std::int64_t size_ = 0;
   std::int64_t held_ = 0;
-  std::int64_t most_held_ = 0;
 };
 
 // Returns `bytes` rounded up to the alignment of blocks.

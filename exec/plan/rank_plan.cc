@@ -374,15 +374,19 @@ class RankPlanner {
   void place_blocks() {
     const std::int64_t units = schedule_.num_units();
     plan_.blocks.resize(schedule_.stages_of(rank_).size() * to_size(units));
-    Packing packing;
     for (const PlannedStep& step : plan_.steps) {
       const bool ops = step.kind == PlannedStep::Kind::op;
-      for (int i = 0; ops && i < step.num_ops; ++i) take(step.ops[i], packing);
-      plan_.held_after_start.push_back(packing.held());
-      for (int i = 0; ops && i < step.num_ops; ++i) give(step.ops[i], packing);
+      for (int i = 0; ops && i < step.num_ops; ++i) take(step.ops[i]);
+      plan_.held_after_start.push_back(of_slices_.held() + of_keys_.held());
+      for (int i = 0; ops && i < step.num_ops; ++i) give(step.ops[i]);
     }
-    plan_.blocks_bytes = packing.size();
-    plan_.most_held_bytes = packing.most_held();
+    for (UnitBlocks& blocks : plan_.blocks) {
+      blocks.keys_values += of_slices_.size();
+      blocks.keys_values_gradient += of_slices_.size();
+    }
+    plan_.blocks_bytes = of_slices_.size() + of_keys_.size();
+    const auto& held = plan_.held_after_start;
+    plan_.most_held_bytes = held.empty() ? 0 : *std::max_element(held.begin(), held.end());
   }
 
   UnitBlocks& blocks_of(int chunk, std::int64_t unit) { return plan_.blocks[chunk * schedule_.num_units() + unit]; }
@@ -390,40 +394,35 @@ class RankPlanner {
     return graph_.slice_bytes(op.op.stage, op.op.microbatch, op.op.slice);
   }
 
-  void take(const OpPlan& op, Packing& packing) {
+  void take(const OpPlan& op) {
     UnitBlocks& blocks = blocks_of(op.chunk, op.unit);
     const SliceBytes& bytes = bytes_of(op);
     if (op.op.op == OpKind::F) {
-      blocks.to_input_gradient = packing.take(bytes.activations_to_input_gradient);
-      blocks.to_weight_gradient = packing.take(bytes.activations_to_weight_gradient);
-      blocks.keys_values = packing.take(bytes.keys_values);
+      blocks.to_input_gradient = of_slices_.take(bytes.activations_to_input_gradient);
+      blocks.to_weight_gradient = of_slices_.take(bytes.activations_to_weight_gradient);
+      if (op.op.slice == 0) blocks.keys_values = of_keys_.take(bytes.keys_values);
     } else if (is_gradient(op.op.op)) {
-      if (op.op.op == OpKind::I) blocks.output_gradients = packing.take(bytes.gradients_to_weight_gradient);
+      if (op.op.op == OpKind::I) blocks.output_gradients = of_slices_.take(bytes.gradients_to_weight_gradient);
       if (op.op.slice + 1 != schedule_.num_slices(op.op.microbatch)) return;
-      for (int slice = 0; slice <= op.op.slice; ++slice) {
-        blocks_of(op.chunk, op.unit - op.op.slice + slice).keys_values_gradient =
-            packing.take(graph_.slice_bytes(op.op.stage, op.op.microbatch, slice).keys_values_gradient);
-      }
+      blocks_of(op.chunk, op.unit - op.op.slice).keys_values_gradient =
+          of_keys_.take(graph_.slice_bytes(op.op.stage, op.op.microbatch, 0).keys_values_gradient);
     }
   }
 
-  void give(const OpPlan& op, Packing& packing) {
+  void give(const OpPlan& op) {
     const UnitBlocks& blocks = blocks_of(op.chunk, op.unit);
     const SliceBytes& bytes = bytes_of(op);
     if (is_gradient(op.op.op)) {
-      packing.give(blocks.to_input_gradient, bytes.activations_to_input_gradient);
-      packing.give(blocks.keys_values, bytes.keys_values);
+      of_slices_.give(blocks.to_input_gradient, bytes.activations_to_input_gradient);
       if (op.op.slice == 0) {
-        for (int slice = 0; slice < schedule_.num_slices(op.op.microbatch); ++slice) {
-          packing.give(blocks_of(op.chunk, op.unit + slice).keys_values_gradient,
-                       graph_.slice_bytes(op.op.stage, op.op.microbatch, slice).keys_values_gradient);
-        }
+        of_keys_.give(blocks.keys_values, bytes.keys_values);
+        of_keys_.give(blocks.keys_values_gradient, bytes.keys_values_gradient);
       }
     }
     if (op.op.op == OpKind::B || op.op.op == OpKind::W) {
-      packing.give(blocks.to_weight_gradient, bytes.activations_to_weight_gradient);
+      of_slices_.give(blocks.to_weight_gradient, bytes.activations_to_weight_gradient);
     }
-    if (op.op.op == OpKind::W) packing.give(blocks.output_gradients, bytes.gradients_to_weight_gradient);
+    if (op.op.op == OpKind::W) of_slices_.give(blocks.output_gradients, bytes.gradients_to_weight_gradient);
   }
 
   const OpGraph& graph_;
@@ -431,6 +430,9 @@ class RankPlanner {
   const Transfers& transfers_;
   int rank_;
   RankPlan plan_;
+  // Two parts, since blocks of slices would fill gaps that blocks of microbatches, which are larger, need again.
+  Packing of_slices_;
+  Packing of_keys_;
   std::optional<VertexId> recompute_;
   std::map<VertexId, int> receive_of_;
   std::map<VertexId, int> send_of_;

@@ -66,6 +66,7 @@ struct UnitBlocks {
   std::int64_t to_input_gradient = 0;
   std::int64_t to_weight_gradient = 0;
   std::int64_t output_gradients = 0;
+  // Of all slices of the microbatch; set in its first slice.
   std::int64_t keys_values = 0;
   std::int64_t keys_values_gradient = 0;
 };

@@ -35,8 +35,12 @@ SliceBytes StageFootprint::slice(int stage, const MicrobatchShape& shape, int sl
   bytes.activations_to_input_gradient = aligned(memory.to_input_gradient);
   bytes.activations_to_weight_gradient = aligned(memory.to_weight_gradient);
   bytes.gradients_to_weight_gradient = aligned(memory.output_gradients);
-  bytes.keys_values = aligned(memory.keys_values);
-  bytes.keys_values_gradient = aligned(memory.keys_values_gradient);
+  if (slice == 0) {
+    // One buffer of all slices, with the lifetime of the first slice's.
+    const SliceMemory whole = of.slice_memory({.sequences = shape.sequences, .tokens = shape.tokens()});
+    bytes.keys_values = aligned(whole.keys_values);
+    bytes.keys_values_gradient = aligned(whole.keys_values_gradient);
+  }
   bytes.transfer_forward = of.spec().contents.head ? 0 : memory.boundary;
   bytes.transfer_backward = of.spec().contents.embedding ? 0 : memory.boundary;
   return bytes;

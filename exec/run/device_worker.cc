@@ -456,12 +456,8 @@ SliceCall DeviceWorker::call_of(const OpPlan& op, std::size_t item, int place) {
   call.tables = arena_ + arena_plan_.tables;
   if (checks_outcome(op)) call.not_finite = flags_ + item;
   call.loss_scale *= loss_scale_.value();
-  if (begins_backward(op)) {
-    const MicrobatchShape& shape = plan_.schedule().shape(op.op.microbatch);
-    for (int slice = 0; slice < shape.num_slices(); ++slice) {
-      const std::int64_t bytes = stage_of(op.chunk).slice_memory(slice_shape(shape, slice)).keys_values_gradient;
-      if (bytes > 0) device_.zero(call.keys_values_gradient[slice], bytes, *compute_);
-    }
+  if (const std::int64_t bytes = begins_backward(op) ? keys_gradient_bytes(op) : 0; bytes > 0) {
+    device_.zero(call.keys_values_gradient, bytes, *compute_);
   }
   if (needs_tokens(op)) {
     call.tokens = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.tokens) + token_rows_[op.unit];

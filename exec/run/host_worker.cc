@@ -398,13 +398,7 @@ SliceCall HostWorker::call_of(const OpPlan& op, int place) {
   SliceCall call = slice_call(op, place);
   call.tensor = tensor_.get();
   call.experts = experts_.get();
-  if (begins_backward(op)) {
-    const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
-    for (int slice = 0; slice < shape.num_slices(); ++slice) {
-      const SliceMemory memory = stage_of(op.chunk).slice_memory(slice_shape(shape, slice));
-      std::memset(call.keys_values_gradient[slice], 0, to_size(memory.keys_values_gradient));
-    }
-  }
+  if (begins_backward(op)) std::memset(call.keys_values_gradient, 0, to_size(keys_gradient_bytes(op)));
   if (needs_tokens(op)) {
     auto* const tokens = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.tokens + place * arena_plan_.second_op);
     auto* const targets = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.targets + place * arena_plan_.second_op);

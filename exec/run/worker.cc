@@ -29,10 +29,6 @@ Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& servic
       losses_(to_size(plan.batches()), 0.0),
       starts_(plan.graph().size(), 0),
       ends_(plan.graph().size(), 0) {
-  for (SliceBlocks& blocks : slices_) {
-    blocks.keys_values.resize(to_size(plan.schedule().max_slices()));
-    blocks.gradients.resize(blocks.keys_values.size());
-  }
   make_programs();
 }
 
@@ -68,7 +64,7 @@ std::byte* Worker::weights(int chunk, std::int64_t version) const {
 
 std::byte* Worker::gradients(int chunk, int buffer) const { return arena_ + arena_plan_.gradients[chunk][buffer]; }
 
-SliceCall Worker::slice_call(const OpPlan& op, int place) {
+SliceCall Worker::slice_call(const OpPlan& op, int place) const {
   const Schedule& schedule = plan_.schedule();
   const Stage& stage = stage_of(op.chunk);
   const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
@@ -95,25 +91,20 @@ SliceCall Worker::slice_call(const OpPlan& op, int place) {
   call.to_input_gradient = blocks + own.to_input_gradient;
   call.to_weight_gradient = blocks + own.to_weight_gradient;
   if (op.op.op == OpKind::I || op.op.op == OpKind::W) call.output_gradients = blocks + own.output_gradients;
-  const int slices = op.op.slice + 1;
-  const std::int64_t first = op.unit - op.op.slice;
-  SliceBlocks& all = slices_[to_size(place)];
-  for (int slice = 0; slice < slices; ++slice) {
-    const UnitBlocks& of = rank_.blocks_of(op.chunk, first + slice, units);
-    all.keys_values[slice] = blocks + of.keys_values;
-    all.gradients[slice] = blocks + of.keys_values_gradient;
-  }
-  call.keys_values = {all.keys_values.data(), to_size(slices)};
-  call.slice_tokens = {shape.slice_lengths.data(), to_size(slices)};
-  if (op.op.op == OpKind::B || op.op.op == OpKind::I) {
-    call.keys_values_gradient = {all.gradients.data(), to_size(slices)};
-  }
+  const UnitBlocks& first = rank_.blocks_of(op.chunk, op.unit - op.op.slice, units);
+  call.keys_values = blocks + first.keys_values;
+  if (op.op.op == OpKind::B || op.op.op == OpKind::I) call.keys_values_gradient = blocks + first.keys_values_gradient;
+  call.sequence_tokens = shape.tokens();
   const std::byte* const in = op.input_buffer == kNone ? nullptr : buffer(op.input_buffer);
   std::byte* const out = op.output_buffer == kNone ? nullptr : buffer(op.output_buffer);
   (forward ? call.input : call.output_gradient) = in;
   (forward ? call.output : call.input_gradient) = out;
   call.loss_scale = 1.0 / plan_.tokens_per_step(op.op.microbatch);
   return call;
+}
+
+std::int64_t Worker::keys_gradient_bytes(const OpPlan& op) const {
+  return plan_.graph().slice_bytes(op.op.stage, op.op.microbatch, 0).keys_values_gradient;
 }
 
 bool Worker::begins_backward(const OpPlan& op) const {

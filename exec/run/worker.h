@@ -129,7 +129,9 @@ class Worker {
   std::byte* buffer(int i) const { return arena_ + arena_plan_.buffers[i]; }
   // Returns the arguments of an op, without tokens and targets. `place`: 1 for the second op of a woven block, which
   // has its own scratch; else 0.
-  SliceCall slice_call(const OpPlan& op, int place = 0);
+  SliceCall slice_call(const OpPlan& op, int place = 0) const;
+  // Returns the size of SliceCall::keys_values_gradient, in bytes.
+  std::int64_t keys_gradient_bytes(const OpPlan& op) const;
   // Returns whether the op is the first backward of its microbatch; before it the gradients of all keys and values are
   // zeroed.
   bool begins_backward(const OpPlan& op) const;
@@ -182,12 +184,7 @@ class Worker {
  private:
   void make_programs();
 
-  struct SliceBlocks {
-    std::vector<std::byte*> keys_values;  // of the slices of one microbatch
-    std::vector<std::byte*> gradients;
-  };
-  std::array<SliceBlocks, 2> slices_;  // by place
-  std::vector<int> program_of_;        // by step, of programs_; kNone: not woven
+  std::vector<int> program_of_;  // by step, of programs_; kNone: not woven
 };
 
 // Creates a worker on the CPU, or on services.device for a plan for devices. Throws std::bad_alloc or DoesNotFit if

@@ -13,45 +13,24 @@ namespace {
 constexpr std::int64_t kQueryTile = 128;
 constexpr std::int64_t kKeyTile = 256;
 
-// Calls visit(keys of a slice, first row of the tile in them, tile), in the order of the keys, for each tile that one
-// head of one sequence needs for `rows` queries from token `first` of the current slice.
+// Calls visit(row of the first key, tile), in the order of the keys, for each tile that one head of one sequence needs
+// for `rows` queries from token `first` of the slice.
 template <class T, class Visit>
 void for_each_tile(const AttentionSizes& shape, const KeysValues<T>& keys_values, std::int64_t sequence,
                    std::int64_t first, std::int64_t rows, T* scores, const Visit& visit) {
-  for (std::size_t i = 0; i <= keys_values.earlier(); ++i) {
-    const KeyRows<T> keys = keys_values.slice(i);
-    const bool own = i == keys_values.earlier();
-    const std::int64_t seen = own ? std::min<std::int64_t>(first + rows, shape.tokens) : keys.tokens;
-    for (std::int64_t key = 0; key < seen; key += kKeyTile) {
-      const std::int64_t columns = std::min(kKeyTile, seen - key);
-      const SoftmaxTile<T> tile{
-          .scores = scores, .stride = columns, .rows = rows, .columns = columns, .limit = own ? first - key : columns};
-      visit(keys, sequence * keys.tokens + key, tile);
-    }
+  const std::int64_t seen = shape.context + std::min<std::int64_t>(first + rows, shape.tokens);
+  for (std::int64_t key = 0; key < seen; key += kKeyTile) {
+    const std::int64_t columns = std::min(kKeyTile, seen - key);
+    const SoftmaxTile<T> tile{.scores = scores,
+                              .stride = columns,
+                              .rows = rows,
+                              .columns = columns,
+                              .limit = std::min(shape.context + first - key, columns)};
+    visit(keys_values.row(sequence, key), tile);
   }
 }
 
 }  // namespace
-
-template <class T>
-KeyRows<T> KeysValues<T>::in_block(std::size_t i, std::int64_t slice_tokens) const {
-  const std::int64_t elements = rows_elements(sequences * slice_tokens, width);
-  KeyRows<T> out{.stride = width, .gradient_stride = width, .tokens = slice_tokens};
-  if (i < blocks.size() && blocks[i] != nullptr) {
-    out.keys = reinterpret_cast<T*>(blocks[i]) + 2 * layer * elements;
-    out.values = out.keys + elements;
-  }
-  if (i < gradient_blocks.size() && gradient_blocks[i] != nullptr) {
-    out.keys_gradient = reinterpret_cast<T*>(gradient_blocks[i]) + 2 * layer * elements;
-    out.values_gradient = out.keys_gradient + elements;
-  }
-  return out;
-}
-
-template <class T>
-KeyRows<T> KeysValues<T>::slice(std::size_t i) const {
-  return i == earlier() ? own : in_block(i, tokens[i]);
-}
 
 template <class T>
 AttentionScratch<T>::AttentionScratch(Carver<T>& carver)
@@ -77,13 +56,13 @@ void attention(const AttentionSizes& shape, const T* queries, const KeysValues<T
         T* const o = out + row * stride + head * d;
         bool begun = false;
         for_each_tile(shape, keys_values, sequence, first, rows, scratch.scores,
-                      [&](const KeyRows<T>& keys, std::int64_t key_row, const SoftmaxTile<T>& tile) {
-                        const std::int64_t at = key_row * keys.stride + key_head * d;
-                        gemm_nt<T>(rows, tile.columns, d, scale, q, stride, keys.keys + at, keys.stride, Into::set,
-                                   tile.scores, tile.stride);
+                      [&](std::int64_t key_row, const SoftmaxTile<T>& tile) {
+                        const std::int64_t at = key_row * keys_values.stride + key_head * d;
+                        gemm_nt<T>(rows, tile.columns, d, scale, q, stride, keys_values.keys + at, keys_values.stride,
+                                   Into::set, tile.scores, tile.stride);
                         softmax_tile<T>(tile, !begun, scratch.maximum, scratch.sum, o, stride, d);
-                        gemm_nn<T>(rows, d, tile.columns, tile.scores, tile.stride, keys.values + at, keys.stride,
-                                   begun ? Into::add : Into::set, o, stride);
+                        gemm_nn<T>(rows, d, tile.columns, tile.scores, tile.stride, keys_values.values + at,
+                                   keys_values.stride, begun ? Into::add : Into::set, o, stride);
                         begun = true;
                       });
         finish_softmax<T>(rows, scratch.maximum, scratch.sum, o, stride, d, log_sums + head * all_rows + row);
@@ -114,22 +93,22 @@ void attention_gradient(const AttentionSizes& shape, const T* queries, const Key
         row_dot_products<T>(rows, d, out + begin, stride, d_out, stride, scratch.sum);
         bool begun = false;
         for_each_tile(shape, keys_values, sequence, first, rows, scratch.scores,
-                      [&](const KeyRows<T>& keys, std::int64_t key_row, const SoftmaxTile<T>& tile) {
-                        const std::int64_t at = key_row * keys.stride + key_head * d;
-                        const std::int64_t gradient_at = key_row * keys.gradient_stride + key_head * d;
+                      [&](std::int64_t key_row, const SoftmaxTile<T>& tile) {
+                        const std::int64_t at = key_row * keys_values.stride + key_head * d;
+                        const std::int64_t gradient_at = key_row * keys_values.gradient_stride + key_head * d;
                         const std::int64_t columns = tile.columns;
                         T* const probabilities = tile.scores;
                         T* const d_scores = scratch.gradient;
-                        gemm_nt<T>(rows, columns, d, scale, q, stride, keys.keys + at, keys.stride, Into::set,
-                                   tile.scores, columns);
-                        gemm_nt<T>(rows, columns, d, T{1}, d_out, stride, keys.values + at, keys.stride, Into::set,
-                                   d_scores, columns);
+                        gemm_nt<T>(rows, columns, d, scale, q, stride, keys_values.keys + at, keys_values.stride,
+                                   Into::set, tile.scores, columns);
+                        gemm_nt<T>(rows, columns, d, T{1}, d_out, stride, keys_values.values + at, keys_values.stride,
+                                   Into::set, d_scores, columns);
                         softmax_tile_gradient<T>(tile, log_sum, scratch.sum, scale, d_scores);
                         gemm_tn<T>(columns, d, rows, probabilities, columns, d_out, stride,
-                                   keys.values_gradient + gradient_at, keys.gradient_stride);
-                        gemm_tn<T>(columns, d, rows, d_scores, columns, q, stride, keys.keys_gradient + gradient_at,
-                                   keys.gradient_stride);
-                        gemm_nn<T>(rows, d, columns, d_scores, columns, keys.keys + at, keys.stride,
+                                   keys_values.values_gradient + gradient_at, keys_values.gradient_stride);
+                        gemm_tn<T>(columns, d, rows, d_scores, columns, q, stride,
+                                   keys_values.keys_gradient + gradient_at, keys_values.gradient_stride);
+                        gemm_nn<T>(rows, d, columns, d_scores, columns, keys_values.keys + at, keys_values.stride,
                                    begun ? Into::add : Into::set, dq, gradient_stride);
                         begun = true;
                       });
@@ -140,7 +119,6 @@ void attention_gradient(const AttentionSizes& shape, const T* queries, const Key
 
 // NOLINTBEGIN(bugprone-macro-parentheses): types
 #define SLUICE_INSTANTIATE(T)                                                                                         \
-  template struct KeysValues<T>;                                                                                      \
   template struct AttentionScratch<T>;                                                                                \
   template void attention(const AttentionSizes&, const T*, const KeysValues<T>&, const AttentionScratch<T>&, T*, T*); \
   template void attention_gradient(const AttentionSizes&, const T*, const KeysValues<T>&, const T*, const T*,         \

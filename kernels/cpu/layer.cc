@@ -53,6 +53,31 @@ HeadRows Layer<T>::head_rows(std::int64_t heads) const {
 }
 
 template <class T>
+void Layer<T>::write_keys(const KeysValues<T>& keys_values, const T* from, std::int64_t stride, const T* bias,
+                          bool rotates, T* rows) const {
+  HeadRows of_sequence = head_rows(sizes.kv_heads);
+  of_sequence.rows = shape.tokens;
+  for (int sequence = 0; sequence < shape.sequences; ++sequence) {
+    apply_rotary<T>(of_sequence, from + sequence * shape.tokens * stride, stride, bias, rotates ? cosines : nullptr,
+                    sines, false, rows + keys_values.row(sequence, shape.context) * keys_values.stride,
+                    keys_values.stride);
+  }
+}
+
+template <class T>
+void Layer<T>::read_key_gradients(const KeysValues<T>& keys_values, const T* rows, bool rotates, T* to,
+                                  std::int64_t stride) const {
+  HeadRows of_sequence = head_rows(sizes.kv_heads);
+  of_sequence.rows = shape.tokens;
+  const T* const no_bias = nullptr;
+  for (int sequence = 0; sequence < shape.sequences; ++sequence) {
+    apply_rotary<T>(of_sequence, rows + keys_values.row(sequence, shape.context) * keys_values.gradient_stride,
+                    keys_values.gradient_stride, no_bias, rotates ? cosines : nullptr, sines, true,
+                    to + sequence * shape.tokens * stride, stride);
+  }
+}
+
+template <class T>
 void Layer<T>::sum_over_group(T* data, std::int64_t count) const {
   if (spec.tensor_parallel > 1) tensor->all_reduce_sum(data, count);
 }
@@ -71,12 +96,9 @@ void Layer<T>::attention_forward(const Forward& pass) const {
   gemm_nt<T>(n, all, h, T{1}, inputs.qkv, h, weight(at.qkv), h, Into::set, scratch.qkv, all);
   const T* const bias = weight(at.qkv_bias);
   const auto bias_from = [bias](std::int64_t column) { return bias == nullptr ? nullptr : bias + column; };
-  const KeyRows<T>& own = keys_values.own;
   apply_rotary<T>(head_rows(sizes.heads), scratch.qkv, all, bias, cosines, sines, false, kept.queries, q);
-  apply_rotary<T>(head_rows(sizes.kv_heads), scratch.qkv + q, all, bias_from(q), cosines, sines, false, own.keys,
-                  own.stride);
-  apply_rotary<T>(head_rows(sizes.kv_heads), scratch.qkv + q + w, all, bias_from(q + w), nullptr, nullptr, false,
-                  own.values, own.stride);
+  write_keys(keys_values, scratch.qkv + q, all, bias_from(q), true, keys_values.keys);
+  write_keys(keys_values, scratch.qkv + q + w, all, bias_from(q + w), false, keys_values.values);
   attention<T>(attention_sizes(sizes, shape), kept.queries, keys_values, scratch.attention, inputs.output,
                kept.log_sums);
   gemm_nt<T>(n, h, q, T{1}, inputs.output, q, weight(at.output), q, Into::set, kept.middle, h);
@@ -182,14 +204,11 @@ void Layer<T>::attention_input_gradient(const Backward& pass) const {
   gemm_nn<T>(n, q, h, gradients.output, h, weight(at.output), q, Into::set, scratch.attended, q);
   attention_gradient<T>(attention_sizes(sizes, shape), kept.queries, keys_values, inputs.output, kept.log_sums,
                         scratch.attended, scratch.attention, gradients.qkv, all);
-  const KeyRows<T>& own = keys_values.own;
-  const T* const no_bias = nullptr;
-  apply_rotary<T>(head_rows(sizes.kv_heads), own.keys_gradient, own.gradient_stride, no_bias, cosines, sines, true,
-                  gradients.qkv + q, all);
-  if (own.values_gradient != gradients.qkv + q + w) {
-    apply_rotary<T>(head_rows(sizes.kv_heads), own.values_gradient, own.gradient_stride, no_bias, nullptr, nullptr,
-                    true, gradients.qkv + q + w, all);
+  read_key_gradients(keys_values, keys_values.keys_gradient, true, gradients.qkv + q, all);
+  if (keys_values.values_gradient != gradients.qkv + q + w) {
+    read_key_gradients(keys_values, keys_values.values_gradient, false, gradients.qkv + q + w, all);
   }
+  const T* const no_bias = nullptr;
   if (cosines != nullptr) {
     apply_rotary<T>(head_rows(sizes.heads), gradients.qkv, all, no_bias, cosines, sines, true, gradients.qkv, all);
   }

@@ -105,7 +105,7 @@ struct Layer {
   // matrix multiplication if `out` is null, as recomputation does.
   void forward(const Forward& pass) const;
   // From gradients.down, writes the other gradients and that of the layer's input, and accumulates the gradients of
-  // `keys_values`, biases and norms. The gradients of the slice's own keys and values may lie in gradients.qkv, zeroed.
+  // `keys_values`, biases and norms. Without slices, the gradients of keys and values lie in gradients.qkv, zeroed.
   void input_gradient(const Backward& pass) const;
   // Accumulates the gradients of the matrices.
   void weight_gradient(const LayerInputs<T>& inputs, const LayerGradients<T>& gradients, T* weight_gradients) const;
@@ -120,6 +120,12 @@ struct Layer {
  private:
   const T* weight(std::int64_t offset) const { return offset < 0 ? nullptr : weights + offset; }
   HeadRows head_rows(std::int64_t heads) const;
+  // Call apply_rotary for the keys, or values, of the slice, between its dense rows of `stride` elements and `rows` of
+  // KeysValues.
+  void write_keys(const KeysValues<T>& keys_values, const T* from, std::int64_t stride, const T* bias, bool rotates,
+                  T* rows) const;
+  void read_key_gradients(const KeysValues<T>& keys_values, const T* rows, bool rotates, T* to,
+                          std::int64_t stride) const;
   ExpertMlp<T> expert_mlp() const {
     return {.spec = spec,
             .sizes = sizes,

@@ -250,7 +250,7 @@ SliceMemory CpuStage<T>::slice_memory(const SliceShape& shape) const {
   }
   if (spec_.contents.head) carve_head(to_input, to_weight, n);
   const std::int64_t keys_values =
-      2 * spec_.contents.layers * KeysValues<T>::rows_elements(n, sizes_.key_width) * element_bytes();
+      std::int64_t{2} * spec_.contents.layers * padded(n * sizes_.key_width) * element_bytes();
   return {.to_input_gradient = to_input.bytes(),
           .to_weight_gradient = to_weight.bytes(),
           .output_gradients = gradients.bytes(),
@@ -287,24 +287,24 @@ template <class T>
 KeysValues<T> CpuStage<T>::keys_values_of(const SliceCall& call, int layer, const OpScratch& scratch,
                                           T* qkv_gradient) const {
   KeysValues<T> out;
-  out.sequences = call.shape.sequences;
-  out.width = sizes_.key_width;
-  out.layer = layer;
-  out.tokens = call.slice_tokens;
-  if (keeps_keys()) {
-    out.blocks = call.keys_values;
-    if (spec_.sliced) out.gradient_blocks = call.keys_values_gradient;
-    out.own = out.in_block(out.earlier(), call.shape.tokens);
-  } else {
-    out.own = {.keys = scratch.keys, .values = scratch.values, .stride = sizes_.key_width, .tokens = call.shape.tokens};
+  out.stride = sizes_.key_width;
+  out.tokens = spec_.sliced ? call.sequence_tokens : call.shape.tokens;
+  const std::int64_t each = padded(call.shape.sequences * out.tokens * sizes_.key_width);
+  const std::int64_t at = std::int64_t{2} * layer * each;
+  out.keys = keeps_keys() ? elements<T>(call.keys_values) + at : scratch.keys;
+  out.values = keeps_keys() ? out.keys + each : scratch.values;
+  if (spec_.sliced && call.keys_values_gradient != nullptr) {
+    out.keys_gradient = elements<T>(call.keys_values_gradient) + at;
+    out.values_gradient = out.keys_gradient + each;
+    out.gradient_stride = sizes_.key_width;
   }
   if (!spec_.sliced && qkv_gradient != nullptr) {
     // No other slice adds to them, so they are accumulated directly in the input of the matrix multiplications.
-    out.own.keys_gradient = qkv_gradient + sizes_.query_width;
-    out.own.values_gradient = out.own.keys_gradient + sizes_.key_width;
-    out.own.gradient_stride = sizes_.qkv_width;
+    out.keys_gradient = qkv_gradient + sizes_.query_width;
+    out.values_gradient = out.keys_gradient + sizes_.key_width;
+    out.gradient_stride = sizes_.qkv_width;
     for (std::int64_t row = 0; row < call.shape.rows(); ++row) {
-      std::fill_n(out.own.keys_gradient + row * sizes_.qkv_width, 2 * sizes_.key_width, T{0});
+      std::fill_n(out.keys_gradient + row * sizes_.qkv_width, 2 * sizes_.key_width, T{0});
     }
   }
   return out;

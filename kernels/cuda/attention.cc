@@ -23,11 +23,10 @@ void attention_backward(const AttentionBackward& call, Device& device, Stream& s
   if (flash_fits(call.shape, device.compute_capability())) {
     flash_attention_backward(call, device, stream);
   } else {
-    // Its GEMMs accumulate.
-    for (int i = 0; i < call.segments.count && !call.accumulate; ++i) {
-      const std::int64_t rows = std::int64_t{call.shape.sequences} * call.segments.tokens[i];
-      const std::int64_t bytes = 2 * values_after(rows, call.shape.key_width()) * std::int64_t{sizeof(float)};
-      device.zero(call.segments.keys_gradient[i], bytes, stream);
+    if (!call.accumulate) {
+      // Its GEMMs accumulate.
+      const std::int64_t elements = 2 * values_after(call.shape.rows(), call.shape.key_width());
+      device.zero(call.keys.keys_gradient, elements * std::int64_t{sizeof(float)}, stream);
     }
     gemm_attention_backward(call, device, stream);
   }

@@ -9,18 +9,16 @@
 
 namespace sluice::kernels::cuda {
 
-// Returns the offset of a segment's values from its keys, in elements. Keys are [sequences * tokens, key_width], dense,
-// followed by the values, each padded to 16 elements (kernels/carver.h). The float32 gradients have the same layout.
+// Returns the offset of values from keys, in elements. Keys are [rows, key_width], dense, followed by the values, each
+// padded to 16 elements (kernels/carver.h). The float32 gradients have the same layout.
 constexpr std::int64_t values_after(std::int64_t rows, std::int64_t key_width) { return padded(rows * key_width); }
 
-// Keys and values per slice; the last is the current one, with shape.tokens. Passed to kernels by value (2568 bytes;
-// see lanes.h for the limit).
-inline constexpr int kMostSegments = 128;
-struct KeySegments {
-  int count = 0;
-  std::int32_t tokens[kMostSegments] = {};   // per sequence
-  const void* keys[kMostSegments] = {};      // 16-bit, 32-byte aligned
-  float* keys_gradient[kMostSegments] = {};  // null in the forward pass
+// Keys of all slices of a microbatch, [sequences, tokens, key_width], followed by the values (values_after). A slice
+// reads those of its prefix and its own, which follow the prefix.
+struct KeyRows {
+  std::int64_t tokens = 0;         // per sequence, of all slices
+  const void* keys = nullptr;      // 16-bit, 32-byte aligned
+  float* keys_gradient = nullptr;  // not used by the forward pass
 };
 
 // Arguments of the forward pass. Pointers are aligned to at least 32 bytes. Element::float16 or bfloat16.
@@ -28,7 +26,7 @@ struct AttentionForward {
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;  // [rows, query_width], dense
-  KeySegments segments;
+  KeyRows keys;
   void* out = nullptr;           // [rows, query_width], dense
   float* log_sums = nullptr;     // [heads, rows]: ln of the sum of exp(scaled score), without shift
   std::byte* scratch = nullptr;  // attention_scratch_bytes
@@ -39,10 +37,11 @@ struct AttentionBackward {
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;
-  KeySegments segments;    // with float32 gradients, unless there is key_rows_gradient
-  bool accumulate = true;  // add to the gradients of keys and values; false: write them, whatever they were before
-  // If not null, which requires flash_fits and one segment: gradients of keys and values are written here in 16 bits,
-  // in rows like those of queries_gradient, the values after the keys.
+  KeyRows keys;            // with float32 gradients, unless there is key_rows_gradient
+  bool accumulate = true;  // add to the gradients of keys and values; false, which requires that the slice has all
+                           // tokens: write them, whatever they were before
+  // If not null, which requires flash_fits and a slice that has all tokens: gradients of keys and values are written
+  // here in 16 bits, in rows like those of queries_gradient, the values after the keys.
   void* key_rows_gradient = nullptr;
   const float* log_sums = nullptr;
   const void* out_gradient = nullptr;   // [rows, query_width], dense

@@ -165,6 +165,11 @@ SLUICE_DEVICE void rotate(const float* cosines, const float* sines, bool back, f
   }
 }
 
+// Returns the row of keys and values of a row of queries.
+SLUICE_DEVICE std::int64_t key_row(const QkvShape& shape, std::int64_t row) {
+  return row / shape.tokens * shape.key_tokens + shape.key_context + row % shape.tokens;
+}
+
 template <class T>
 struct SplitQkv {
   static constexpr int kThreads = kRowThreads;
@@ -181,6 +186,7 @@ struct SplitQkv {
     const int d = shape.head_dim;
     const int rotated = shape.heads + shape.kv_heads;
     const T* const from = qkv + row * (rotated + shape.kv_heads) * d;
+    const std::int64_t of_keys = key_row(shape, row);
     const std::int64_t angles = row % shape.tokens * 2 * halves.first;
     for_each_head_chunk(rotated + shape.kv_heads, halves.chunks, [&](int head, int column) {
       float a[kChunk];
@@ -194,8 +200,8 @@ struct SplitQkv {
         rotate(cosines, sines, false, a, b);
       }
       T* to = queries + (row * shape.heads + head) * d;
-      if (head >= shape.heads) to = keys + (row * shape.kv_heads + head - shape.heads) * d;
-      if (head >= rotated) to = values + (row * shape.kv_heads + head - rotated) * d;
+      if (head >= shape.heads) to = keys + (of_keys * shape.kv_heads + head - shape.heads) * d;
+      if (head >= rotated) to = values + (of_keys * shape.kv_heads + head - rotated) * d;
       store_chunk(to, column, halves.first, halves.whole, a);
       store_chunk(to + halves.first, column, halves.second, halves.whole, b);
     });
@@ -230,6 +236,7 @@ struct MergeQkvGradients {
     const int d = shape.head_dim;
     const int rotated = shape.heads + shape.kv_heads;
     const bool rotates = shape.angles != nullptr;
+    const std::int64_t of_keys = key_row(shape, row);
     const std::int64_t angles = row % shape.tokens * 2 * halves.first;
     // Without rotary embedding, the gradient of the queries is already in place.
     const int skipped = rotates ? 0 : shape.heads;
@@ -244,8 +251,8 @@ struct MergeQkvGradients {
         load_chunk(to, column, halves.first, halves.whole, a);
         load_chunk(to + halves.first, column, halves.second, halves.whole, b);
       } else {
-        const float* const from = head < rotated ? keys + (row * shape.kv_heads + head - shape.heads) * d
-                                                 : values + (row * shape.kv_heads + head - rotated) * d;
+        const float* const from = head < rotated ? keys + (of_keys * shape.kv_heads + head - shape.heads) * d
+                                                 : values + (of_keys * shape.kv_heads + head - rotated) * d;
         load_chunk(from, column, halves.first, halves.whole, a);
         load_chunk(from + halves.first, column, halves.second, halves.whole, b);
       }

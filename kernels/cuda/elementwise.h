@@ -61,6 +61,9 @@ struct QkvShape {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  // Token t of sequence s is row s * key_tokens + key_context + t of keys and values: see KeyRows of attention.h.
+  std::int64_t key_tokens = 0;
+  std::int64_t key_context = 0;
   const float* angles = nullptr;  // of rotary_angles; null: no rotary embedding
 
   std::int64_t query_width() const { return std::int64_t{heads} * head_dim; }

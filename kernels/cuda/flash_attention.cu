@@ -22,17 +22,11 @@ struct FlashForward {
 
   FlashShape shape;
   const T* queries;
-  KeySegments segments;
+  const T* keys;
   T* out;
   float* log_sums;
   float scale;
   int query_tiles;
-
-  // A tile of keys, from token `first` of a segment.
-  struct KeyTile {
-    int segment = 0;
-    int first = 0;
-  };
 
   // The work of a block.
   struct Work {
@@ -49,40 +43,29 @@ struct FlashForward {
     return {rest % shape.heads, rest / shape.heads, tile * kQueries};
   }
 
-  // Returns the number of keys of a segment that the block needs.
-  SLUICE_DEVICE int needed(int segment, int token) const {
-    const int all = segments.tokens[segment];
-    return segment == segments.count - 1 && token + kQueries < all ? token + kQueries : all;
+  // Returns the number of keys that the block needs.
+  SLUICE_DEVICE int needed(int token) const {
+    return shape.context + (token + kQueries < shape.tokens ? token + kQueries : shape.tokens);
   }
 
-  // Returns the first tile with keys at or after `at`; segment == segments.count if there is none.
-  SLUICE_DEVICE KeyTile next_tile(KeyTile at, int token) const {
-    while (at.segment < segments.count && at.first >= needed(at.segment, token)) at = {at.segment + 1, 0};
-    return at;
-  }
-
-  SLUICE_DEVICE void load(const Tile<kHeadDim>& tile, const KeyTile& at, const Work& of, bool values) const {
-    const int tokens = segments.tokens[at.segment];
-    const T* const keys = static_cast<const T*>(segments.keys[at.segment]);
+  // Loads the tile of keys from token `first` of the sequence.
+  SLUICE_DEVICE void load(const Tile<kHeadDim>& tile, int first, const Work& of, bool values) const {
     const int column = of.head / shape.group * kHeadDim;
-    load_tile<kKeys, kThreads>(tile, keys + key_offset(shape, tokens, of.sequence, at.first, column, values),
-                               shape.key_width, tokens - at.first);
+    load_tile<kKeys, kThreads>(tile, keys + key_offset(shape, of.sequence, first, column, values), shape.key_width,
+                               shape.keys - first);
   }
 
-  // Sets scores of keys that do not exist or that follow the query to -infinity.
-  SLUICE_DEVICE void mask(float (&scores)[kM][kKeys / 8][4], const KeyTile& at, int token) const {
-    const bool own = at.segment == segments.count - 1;
-    const int exist = segments.tokens[at.segment] - at.first;
+  // Sets scores of keys that follow the query to -infinity, in the tile of keys from token `first`.
+  SLUICE_DEVICE void mask(float (&scores)[kM][kKeys / 8][4], int first, int token) const {
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
       SLUICE_UNROLL
       for (int n = 0; n < kKeys / 8; ++n) {
         SLUICE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          const int query = token + warp() * 16 * kM + m * 16 + lane() / 4 + e / 2 * 8;
-          const int seen = own ? query + 1 - at.first : exist;
-          const int key = n * 8 + lane() % 4 * 2 + e % 2;
-          if (key >= seen) scores[m][n][e] = -kInfinity;
+          const int query = shape.context + token + warp() * 16 * kM + m * 16 + lane() / 4 + e / 2 * 8;
+          const int key = first + n * 8 + lane() % 4 * 2 + e % 2;
+          if (key > query) scores[m][n][e] = -kInfinity;
         }
       }
     }
@@ -168,12 +151,11 @@ struct FlashForward {
     const Tile<kHeadDim> key_tile{query_tile.data + kQueries * Tile<kHeadDim>::kRowBytes};
     const Tile<kHeadDim> value_tile{key_tile.data + kKeys * Tile<kHeadDim>::kRowBytes};
     const Work of = work();
-    KeyTile at = next_tile({}, of.token);
 
     const std::int64_t first_row = std::int64_t{of.sequence} * shape.tokens + of.token;
     load_tile<kQueries, kThreads>(query_tile, queries + first_row * shape.query_width + of.head * kHeadDim,
                                   shape.query_width, shape.tokens - of.token);
-    load(key_tile, at, of, false);
+    load(key_tile, 0, of, false);
     copy_async_commit();
 
     float sums[kM][kN][4];
@@ -189,11 +171,12 @@ struct FlashForward {
       }
     }
 
-    while (at.segment < segments.count) {
+    const int end = needed(of.token);
+    for (int first = 0; first < end; first += kKeys) {
       // The keys have arrived, and all threads have finished reading the previous values.
       copy_async_wait<0>();
       sync_block();
-      load(value_tile, at, of, true);
+      load(value_tile, first, of, true);
       copy_async_commit();
 
       float scores[kM][kKeys / 8][4];
@@ -203,17 +186,13 @@ struct FlashForward {
       // The values have arrived, and all threads have finished reading the keys.
       copy_async_wait<0>();
       sync_block();
-      const KeyTile next = next_tile({at.segment, at.first + kKeys}, of.token);
-      if (next.segment < segments.count) load(key_tile, next, of, false);
+      if (first + kKeys < end) load(key_tile, first + kKeys, of, false);
       copy_async_commit();
 
-      const bool own = at.segment == segments.count - 1;
-      const bool whole =
-          own ? at.first + kKeys <= of.token + warp() * 16 * kM + 1 : at.first + kKeys <= segments.tokens[at.segment];
-      if (!whole) mask(scores, at, of.token);
+      const bool whole = first + kKeys <= shape.context + of.token + warp() * 16 * kM + 1;
+      if (!whole) mask(scores, first, of.token);
       running_softmax(scores, maximum, sum, sums);
       multiply_accumulators<T>(sums, scores, value_tile, 0);
-      at = next;
     }
     finish(query_tile, of, maximum, sum, sums);
   }
@@ -224,9 +203,9 @@ void forward(const AttentionForward& call, Stream& stream) {
   using Kernel = FlashForward<T, kHeadDim>;
   const AttentionSizes& shape = call.shape;
   const int tiles = (shape.tokens + Kernel::kQueries - 1) / Kernel::kQueries;
-  const Kernel kernel{.shape = FlashShape(shape),
+  const Kernel kernel{.shape = FlashShape(shape, call.keys.tokens),
                       .queries = static_cast<const T*>(call.queries),
-                      .segments = call.segments,
+                      .keys = static_cast<const T*>(call.keys.keys),
                       .out = static_cast<T*>(call.out),
                       .log_sums = call.log_sums,
                       .scale = 1 / std::sqrt(static_cast<float>(kHeadDim)),

@@ -52,11 +52,12 @@ struct FlashBackward {
 
   FlashShape shape;
   const T* queries;
-  KeySegments segments;
+  const T* keys;
   const float* log_sums;
   const T* out_gradient;
   const float* dot_products;
   float* queries_gradient;  // [head, sequence, tile], each in the layout of QueryGradient
+  float* keys_gradient;
   bool accumulate;
   T* key_rows_gradient;
   std::int64_t stride;  // of its rows
@@ -84,9 +85,8 @@ struct FlashBackward {
     return {{keys}, {values}, {queries}, {out_gradient}, {scores_gradient}, log2_sums};
   }
 
-  // The work of a block: keys from `first` of a segment.
+  // The work of a block: keys from token `first` of the sequence.
   struct Work {
-    int segment = 0;
     int first = 0;
     int key_head = 0;
     int sequence = 0;
@@ -94,17 +94,11 @@ struct FlashBackward {
   };
   SLUICE_DEVICE Work work() const {
     Work of;
-    int tile = block_x() % tiles_of_keys;
-    for (; of.segment < segments.count; ++of.segment) {
-      const int tiles = (segments.tokens[of.segment] + kKeys - 1) / kKeys;
-      if (tile < tiles) break;
-      tile -= tiles;
-    }
-    of.first = tile * kKeys;
+    of.first = block_x() % tiles_of_keys * kKeys;
     const int rest = block_x() / tiles_of_keys;
     of.key_head = rest % shape.kv_heads;
     of.sequence = rest / shape.kv_heads;
-    of.first_tile = of.segment == segments.count - 1 ? of.first / kQueries : 0;
+    of.first_tile = of.first < shape.context ? 0 : (of.first - shape.context) / kQueries;
     return of;
   }
 
@@ -147,11 +141,10 @@ struct FlashBackward {
   SLUICE_DEVICE void probabilities(float (&scores)[kM][kPart / 8][4], const Shared& in, const Work& of, const Step& at,
                                    int first) const {
     const float scale2 = scale * kLog2E;
-    const bool own = of.segment == segments.count - 1;
     const int key = of.first + warp() * 16 * kM;
-    const int query = at.tile * kQueries + first;
+    const int query = shape.context + at.tile * kQueries + first;
     // Whether no score of the warp is masked.
-    const bool whole = own ? key + 16 * kM <= query + 1 : key + 16 * kM <= segments.tokens[of.segment];
+    const bool whole = key + 16 * kM <= query + 1;
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {
       const int column = n * 8 + lane() % 4 * 2;
@@ -165,10 +158,8 @@ struct FlashBackward {
       }
     }
     if (whole) return;
-    // Keys that come after the query of the first column; in earlier segments there are none.
-    constexpr int kAll = 2'000'000'000;
-    const int last_seen = own ? query + lane() % 4 * 2 : kAll;
-    const int exist = segments.tokens[of.segment];
+    // Keys that do not exist come after all queries that do.
+    const int last_seen = query + lane() % 4 * 2;
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {
       SLUICE_UNROLL
@@ -176,7 +167,7 @@ struct FlashBackward {
         SLUICE_UNROLL
         for (int e = 0; e < 4; ++e) {
           const int of_key = key + m * 16 + lane() / 4 + e / 2 * 8;
-          scores[m][n][e] = (of_key > last_seen + n * 8 + e % 2) | (of_key >= exist) ? 0 : scores[m][n][e];
+          scores[m][n][e] = of_key > last_seen + n * 8 + e % 2 ? 0 : scores[m][n][e];
         }
       }
     }
@@ -226,16 +217,15 @@ struct FlashBackward {
   // Adds, or writes, the gradients of the warp's keys, or values.
   SLUICE_DEVICE void add_keys_gradient(const float (&sums)[kM][kN][4], const Work& of, bool values,
                                        float factor) const {
-    const int tokens = segments.tokens[of.segment];
     const int column = of.key_head * kHeadDim + lane() % 4 * 2;
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
       SLUICE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int key = of.first + (warp() * kM + m) * 16 + lane() / 4 + half * 8;
-        if (key >= tokens) continue;
+        if (key >= shape.keys) continue;
         if (key_rows_gradient != nullptr) {
-          T* const row = key_rows_gradient + (std::int64_t{of.sequence} * tokens + key) * stride + column +
+          T* const row = key_rows_gradient + (std::int64_t{of.sequence} * shape.tokens + key) * stride + column +
                          (values ? shape.key_width : std::int64_t{0});
           SLUICE_UNROLL
           for (int n = 0; n < kN; ++n) {
@@ -244,8 +234,7 @@ struct FlashBackward {
           }
           continue;
         }
-        float* const row =
-            segments.keys_gradient[of.segment] + key_offset(shape, tokens, of.sequence, key, column, values);
+        float* const row = keys_gradient + key_offset(shape, of.sequence, key, column, values);
         SLUICE_UNROLL
         for (int n = 0; n < kN; ++n) {
           Vector<float, 2> into{{0, 0}};
@@ -265,21 +254,19 @@ struct FlashBackward {
   SLUICE_DEVICE void run() const {
     const Shared in = shared();
     const Work of = work();
-    const int tokens = segments.tokens[of.segment];
-    const T* const keys = static_cast<const T*>(segments.keys[of.segment]);
     const int column = of.key_head * kHeadDim;
-    load_tile<kKeys, kThreads>(in.keys, keys + key_offset(shape, tokens, of.sequence, of.first, column, false),
-                               shape.key_width, tokens - of.first);
-    load_tile<kKeys, kThreads>(in.values, keys + key_offset(shape, tokens, of.sequence, of.first, column, true),
-                               shape.key_width, tokens - of.first);
+    load_tile<kKeys, kThreads>(in.keys, keys + key_offset(shape, of.sequence, of.first, column, false), shape.key_width,
+                               shape.keys - of.first);
+    load_tile<kKeys, kThreads>(in.values, keys + key_offset(shape, of.sequence, of.first, column, true),
+                               shape.key_width, shape.keys - of.first);
     Step at = step(of, 0);
     load(in, of, at);
     store_row_statistic(in, row_statistic(of, at));
 
-    float keys_gradient[kM][kN][4];
-    float values_gradient[kM][kN][4];
-    set_zero(keys_gradient);
-    set_zero(values_gradient);
+    float of_keys[kM][kN][4];
+    float of_values[kM][kN][4];
+    set_zero(of_keys);
+    set_zero(of_values);
     const int first_key = warp() * 16 * kM;
     const int steps = shape.group * (query_tiles - of.first_tile);
     for (int number = 0; number < steps; ++number) {
@@ -292,12 +279,12 @@ struct FlashBackward {
         set_zero(scores);
         multiply_rows<T>(scores, in.keys, first_key, in.queries, first);
         probabilities(scores, in, of, at, first);
-        multiply_accumulators<T>(values_gradient, scores, in.out_gradient, first);
+        multiply_accumulators<T>(of_values, scores, in.out_gradient, first);
         float gradient[kM][kPart / 8][4];
         set_zero(gradient);
         multiply_rows<T>(gradient, in.values, first_key, in.out_gradient, first);
         scores_gradients(scores, gradient, in, first);
-        multiply_accumulators<T>(keys_gradient, scores, in.queries, first);
+        multiply_accumulators<T>(of_keys, scores, in.queries, first);
       }
       // All gradients of the scores are here, and all have done with the queries.
       sync_block();
@@ -311,8 +298,8 @@ struct FlashBackward {
       store_row_statistic(in, row);
       at = next;
     }
-    add_keys_gradient(keys_gradient, of, false, scale);
-    add_keys_gradient(values_gradient, of, true, 1);
+    add_keys_gradient(of_keys, of, false, scale);
+    add_keys_gradient(of_values, of, true, 1);
   }
 };
 
@@ -356,22 +343,21 @@ void backward(const AttentionBackward& call, Stream& stream) {
   const AttentionSizes& shape = call.shape;
   const float scale = 1 / std::sqrt(static_cast<float>(kHeadDim));
   const int tiles = query_tiles(shape);
-  int tiles_of_keys = 0;
-  for (int i = 0; i < call.segments.count; ++i) {
-    tiles_of_keys += (call.segments.tokens[i] + Kernel::kKeys - 1) / Kernel::kKeys;
-  }
+  const FlashShape sizes(shape, call.keys.tokens);
+  const int tiles_of_keys = (sizes.keys + Kernel::kKeys - 1) / Kernel::kKeys;
   auto* const queries_gradient = reinterpret_cast<float*>(call.scratch);
   launch(stream,
          {.blocks_x = tiles_of_keys * shape.kv_heads * shape.sequences,
           .threads = Kernel::kThreads,
           .shared_bytes = Kernel::kSharedBytes},
-         Kernel{.shape = FlashShape(shape),
+         Kernel{.shape = sizes,
                 .queries = static_cast<const T*>(call.queries),
-                .segments = call.segments,
+                .keys = static_cast<const T*>(call.keys.keys),
                 .log_sums = call.log_sums,
                 .out_gradient = static_cast<const T*>(call.out_gradient),
                 .dot_products = call.dot_products,
                 .queries_gradient = queries_gradient,
+                .keys_gradient = call.keys.keys_gradient,
                 .accumulate = call.accumulate,
                 .key_rows_gradient = static_cast<T*>(call.key_rows_gradient),
                 .stride = call.queries_gradient_stride,
@@ -380,7 +366,7 @@ void backward(const AttentionBackward& call, Stream& stream) {
                 .tiles_of_keys = tiles_of_keys});
   launch(stream,
          {.blocks_x = tiles * shape.heads * shape.sequences, .threads = RoundQueryGradient<T, kHeadDim>::kThreads},
-         RoundQueryGradient<T, kHeadDim>{.shape = FlashShape(shape),
+         RoundQueryGradient<T, kHeadDim>{.shape = sizes,
                                          .from = queries_gradient,
                                          .to = static_cast<T*>(call.queries_gradient),
                                          .stride = call.queries_gradient_stride,

@@ -15,11 +15,14 @@ namespace sluice::kernels::cuda {
 inline constexpr float kLog2E = 1.44269504088896340736F;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// AttentionSizes with precomputed widths.
+// AttentionSizes with precomputed widths, and the number of tokens per sequence of the keys' buffer.
 struct FlashShape {
-  explicit FlashShape(const AttentionSizes& shape)
+  FlashShape(const AttentionSizes& shape, std::int64_t all_tokens)
       : sequences(shape.sequences),
         tokens(shape.tokens),
+        context(static_cast<int>(shape.context)),
+        keys(context + shape.tokens),
+        key_tokens(all_tokens),
         heads(shape.heads),
         kv_heads(shape.kv_heads),
         group(shape.heads / shape.kv_heads),
@@ -28,6 +31,9 @@ struct FlashShape {
         key_width(shape.key_width()) {}
   int sequences;
   int tokens;
+  int context;
+  int keys;  // that the slice reads of a sequence: its last query attends to all of them
+  std::int64_t key_tokens;
   int heads;
   int kv_heads;
   int group;  // query heads per key head
@@ -36,11 +42,10 @@ struct FlashShape {
   std::int64_t key_width;
 };
 
-// Returns the offset of a token's key (or value, if `values`) in a segment's keys and values, or in their gradients, in
-// elements. Agrees with values_after of attention.h because heads of multiples of 16 elements need no padding.
-SLUICE_DEVICE std::int64_t key_offset(const FlashShape& shape, std::int64_t tokens, int sequence, int token,
-                                      int key_column, bool values) {
-  const std::int64_t row = sequence * tokens + token + (values ? shape.sequences * tokens : std::int64_t{0});
+// Returns the offset of a token's key (or value, if `values`) in KeyRows, or in their gradients, in elements. Agrees
+// with values_after of attention.h because heads of multiples of 16 elements need no padding.
+SLUICE_DEVICE std::int64_t key_offset(const FlashShape& shape, int sequence, int token, int key_column, bool values) {
+  const std::int64_t row = (sequence + (values ? shape.sequences : 0)) * shape.key_tokens + token;
   return row * shape.key_width + key_column;
 }
 

@@ -8,38 +8,26 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// Alignment of the first column of a segment's scores, in elements, for vector loads of GEMMs.
-constexpr std::int64_t kAlignment = 8;
-std::int64_t aligned(std::int64_t columns) { return (columns + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Returns an upper bound of the number of columns of scores, for any slicing of the prefix.
-std::int64_t most_columns(const AttentionSizes& shape) {
-  const std::int64_t earlier = std::min<std::int64_t>(shape.context, kMostSegments - 1);
-  return shape.context + (kAlignment - 1) * earlier + shape.tokens;
-}
-
 // Tile sizes: `rows` queries of one sequence by the query heads of `kv_heads` key heads.
 struct Tiles {
   int rows = 0;
   int kv_heads = 0;
-  std::int64_t stride = 0;        // of rows of scores, in floats
-  std::int64_t score_bytes = 0;   // per matrix of scores
-  std::int64_t output_bytes = 0;  // of a tile's float32 output
+  std::int64_t stride = 0;       // of rows of scores, in floats
+  std::int64_t score_bytes = 0;  // per matrix of scores
 };
 
 Tiles tiles_of(const AttentionSizes& shape, int matrices, std::int64_t workspace) {
   constexpr int kMostRows = 512;  // larger tiles waste too much on the causal mask
   constexpr int kFewRows = 64;    // GEMMs with fewer rows are slow: reduce the heads first
   Tiles tiles;
-  tiles.stride = padded(most_columns(shape));
+  tiles.stride = padded(shape.context + shape.tokens);
   const int group = shape.heads / shape.kv_heads;
   const auto set = [&](int rows, int kv_heads) {
     const std::int64_t all = std::int64_t{rows} * kv_heads * group;
     tiles.rows = rows;
     tiles.kv_heads = kv_heads;
     tiles.score_bytes = all * tiles.stride * std::int64_t{sizeof(float)};
-    tiles.output_bytes = padded(all * shape.head_dim) * std::int64_t{sizeof(float)};
-    return matrices * tiles.score_bytes + tiles.output_bytes <= workspace;
+    return matrices * tiles.score_bytes <= workspace;
   };
   int rows = std::min(shape.tokens, kMostRows);
   int kv_heads = shape.kv_heads;
@@ -57,20 +45,13 @@ Tiles tiles_of(const AttentionSizes& shape, int matrices, std::int64_t workspace
   return tiles;
 }
 
-// Layout of the scores of a tile: [heads, rows, columns]. Row r attends to the first `seen + r` of `columns` columns,
-// except for the padding between segments.
+// Layout of the scores of a tile: [heads, rows, columns]. Row r attends to the first `seen + r` of `columns` columns.
 struct TilePlace {
   int rows;
   std::int64_t stride;
   std::int64_t columns;
   std::int64_t seen;
   std::int64_t log_sums_step;  // distance between heads
-};
-// First column and number of columns per segment.
-struct SegmentColumns {
-  int count = 0;
-  std::int32_t begin[kMostSegments];
-  std::int32_t tokens[kMostSegments];
 };
 
 // Replaces the float32 numbers of a row by 16-bit numbers, packed at its start. Each chunk is written after all threads
@@ -90,7 +71,6 @@ template <class T>
 struct Softmax {
   static constexpr int kThreads = kRowThreads;
   TilePlace place;
-  SegmentColumns segments;
   float* scores;
   float* log_sums;
 
@@ -101,16 +81,11 @@ struct Softmax {
     const std::int64_t seen = place.seen + r;
     float highest = -FLT_MAX;
     float sum = 0;
-    for (int i = 0; i < segments.count; ++i) {
-      const float* const of_segment = row + segments.begin[i];
-      const std::int64_t here = seen - segments.begin[i];
-      const auto end = static_cast<int>(here < segments.tokens[i] ? here : segments.tokens[i]);
-      for (int column = thread(); column < end; column += threads()) {
-        const float score = of_segment[column];
-        const float before = highest;
-        highest = larger(highest, score);
-        sum = sum * exponential(before - highest) + exponential(score - highest);
-      }
+    for (std::int64_t column = thread(); column < seen; column += threads()) {
+      const float score = row[column];
+      const float before = highest;
+      highest = larger(highest, score);
+      sum = sum * exponential(before - highest) + exponential(score - highest);
     }
     const float maximum = block_maximum(highest);
     sum = block_sum(sum * exponential(highest - maximum));
@@ -146,25 +121,6 @@ struct SoftmaxGradient {
     });
     round_in_place<T>(row, place.columns,
                       [&](std::int64_t column) { return column < seen ? exponential(row[column] - log_sum) : 0.0F; });
-  }
-};
-
-// Rounds [rows, width] of float32 to 16-bit rows, `stride` apart.
-template <class T>
-struct RoundRows {
-  static constexpr int kThreads = kRowThreads;
-  const float* from;
-  int width;
-  bool whole;
-  std::int64_t stride;
-  T* to;
-  SLUICE_DEVICE void operator()() const {
-    const std::int64_t row = block_x();
-    for_each_chunk(width, [&](int column) {
-      float numbers[kChunk];
-      load_chunk(from + row * width, column, width, whole, numbers);
-      store_chunk(to + row * stride, column, width, whole, numbers);
-    });
   }
 };
 
@@ -204,21 +160,18 @@ const Half* at(const void* numbers, std::int64_t i) { return static_cast<const H
 // head, so that no two GEMMs of a batch accumulate into the same matrix.
 class TileLoop {
  public:
-  TileLoop(const AttentionSizes& shape, Element element, const KeySegments& segments, int matrices,
-           std::int64_t workspace, std::byte* scratch, Device& device, Stream& stream)
+  TileLoop(const AttentionSizes& shape, Element element, const KeyRows& keys, int matrices, std::int64_t workspace,
+           std::byte* scratch, Device& device, Stream& stream)
       : shape_(shape),
         element_(element),
-        segments_(segments),
+        keys_(keys),
         tiles_(tiles_of(shape, matrices, workspace)),
         group_(shape.heads / shape.kv_heads),
         scale_(1.0F / std::sqrt(static_cast<float>(shape.head_dim))),
         scores_(reinterpret_cast<float*>(scratch)),
         gradients_(reinterpret_cast<float*>(scratch + (matrices - 1) * tiles_.score_bytes)),
-        output_(reinterpret_cast<float*>(scratch + matrices * tiles_.score_bytes)),
         device_(device),
-        stream_(stream) {
-    for (int i = 1; i < segments.count; ++i) begin_[i] = begin_[i - 1] + aligned(segments.tokens[i - 1]);
-  }
+        stream_(stream) {}
 
   // Calls visit() for each tile.
   template <class Visit>
@@ -243,21 +196,12 @@ class TileLoop {
   TilePlace place() const {
     return {.rows = rows_,
             .stride = tiles_.stride,
-            .columns = own_column() + first_ + rows_,
-            .seen = own_column() + first_ + 1,
+            .columns = columns(),
+            .seen = shape_.context + first_ + 1,
             .log_sums_step = shape_.rows()};
   }
-  SegmentColumns columns() const {
-    SegmentColumns out;
-    out.count = segments_.count;
-    for (int i = 0; i < segments_.count; ++i) {
-      out.begin[i] = static_cast<std::int32_t>(begin_[i]);
-      out.tokens[i] = segments_.tokens[i];
-    }
-    return out;
-  }
   Grid softmax_grid() const {
-    Grid grid = row_grid(rows_, (own_column() + first_ + rows_) * kChunk);
+    Grid grid = row_grid(rows_, columns() * kChunk);
     grid.blocks_y = kv_heads_ * group_;
     return grid;
   }
@@ -268,108 +212,75 @@ class TileLoop {
   // into [tile] = factor x queries x keys^T (values^T if `of_values`).
   void compute_scores(const void* queries, bool of_values, float factor, float* into) const {
     const std::int64_t width = shape_.query_width();
-    for_each_segment([&](const Segment& segment) {
-      for (int g = 0; g < group_; ++g) {
-        GemmCall gemm = batch();
-        gemm.rows = rows_;
-        gemm.columns = segment.tokens;
-        gemm.inner = shape_.head_dim;
-        gemm.a = at(queries, query_at(width) + std::int64_t{g} * shape_.head_dim);
-        gemm.a_stride = width;
-        gemm.a_step = std::int64_t{group_} * shape_.head_dim;
-        set_keys(gemm, segment, of_values);
-        gemm.b_transposed = true;
-        gemm.c = into + g * head_step() + segment.column;
-        gemm.c_stride = tiles_.stride;
-        gemm.c_step = group_ * head_step();
-        gemm.out = Element::float32;
-        gemm.alpha = factor;
-        device_.multiply(gemm, stream_);
-      }
-    });
+    for (int g = 0; g < group_; ++g) {
+      GemmCall gemm = batch();
+      gemm.rows = rows_;
+      gemm.columns = columns();
+      gemm.inner = shape_.head_dim;
+      gemm.a = at(queries, query_at(width) + std::int64_t{g} * shape_.head_dim);
+      gemm.a_stride = width;
+      gemm.a_step = std::int64_t{group_} * shape_.head_dim;
+      set_keys(gemm, of_values);
+      gemm.b_transposed = true;
+      gemm.c = into + g * head_step();
+      gemm.c_stride = tiles_.stride;
+      gemm.c_step = group_ * head_step();
+      gemm.out = Element::float32;
+      gemm.alpha = factor;
+      device_.multiply(gemm, stream_);
+    }
   }
 
-  // to (16-bit rows `stride` apart) = factor x rounded scores x keys (values if `by_values`). Several segments are
-  // accumulated in float32 first.
+  // to (16-bit rows `stride` apart) = factor x rounded scores x keys (values if `by_values`).
   void multiply_scores(const float* rounded, bool by_values, float factor, Half* to, std::int64_t stride) const {
-    const std::int64_t width = std::int64_t{kv_heads_} * group_ * shape_.head_dim;
-    const bool direct = segments_.count == 1;
-    bool begun = false;
-    for_each_segment([&](const Segment& segment) {
-      for (int g = 0; g < group_; ++g) {
-        GemmCall gemm = batch();
-        gemm.rows = rows_;
-        gemm.columns = shape_.head_dim;
-        gemm.inner = segment.tokens;
-        set_rounded(gemm, rounded, segment, g);
-        set_keys(gemm, segment, by_values);
-        const std::int64_t head = std::int64_t{g} * shape_.head_dim;
-        gemm.c = direct ? static_cast<void*>(to + head) : output_ + head;
-        gemm.c_stride = direct ? stride : width;
-        gemm.c_step = std::int64_t{group_} * shape_.head_dim;
-        gemm.out = direct ? element_ : Element::float32;
-        gemm.alpha = factor;
-        gemm.beta = begun ? 1.0F : 0.0F;
-        device_.multiply(gemm, stream_);
-      }
-      begun = true;
-    });
-    if (direct) return;
-    with_half(element_, [&]<class T>(HalfType<T>) {
-      launch(stream_, row_grid(rows_, width),
-             RoundRows<T>{output_, static_cast<int>(width), in_whole_chunks({width, stride, shape_.head_dim}), stride,
-                          as<T>(to)});
-    });
+    for (int g = 0; g < group_; ++g) {
+      GemmCall gemm = batch();
+      gemm.rows = rows_;
+      gemm.columns = shape_.head_dim;
+      gemm.inner = columns();
+      set_rounded(gemm, rounded, g);
+      set_keys(gemm, by_values);
+      gemm.c = to + std::int64_t{g} * shape_.head_dim;
+      gemm.c_stride = stride;
+      gemm.c_step = std::int64_t{group_} * shape_.head_dim;
+      gemm.out = element_;
+      gemm.alpha = factor;
+      device_.multiply(gemm, stream_);
+    }
   }
 
   // Adds factor x rounded scores^T x rows (of the queries' shape) to the gradients of keys (values if `of_values`).
   void add_to_keys(const float* rounded, const void* rows, float factor, bool of_values) const {
     const std::int64_t width = shape_.query_width();
-    for_each_segment([&](const Segment& segment) {
-      for (int g = 0; g < group_; ++g) {
-        GemmCall gemm = batch();
-        gemm.rows = segment.tokens;
-        gemm.columns = shape_.head_dim;
-        gemm.inner = rows_;
-        set_rounded(gemm, rounded, segment, g);
-        gemm.a_transposed = true;
-        gemm.b = at(rows, query_at(width) + std::int64_t{g} * shape_.head_dim);
-        gemm.b_stride = width;
-        gemm.b_step = std::int64_t{group_} * shape_.head_dim;
-        gemm.c = segments_.keys_gradient[segment.index] + segment.at + (of_values ? segment.values : 0);
-        gemm.c_stride = shape_.key_width();
-        gemm.c_step = shape_.head_dim;
-        gemm.out = Element::float32;
-        gemm.alpha = factor;
-        gemm.beta = 1;
-        device_.multiply(gemm, stream_);
-      }
-    });
+    for (int g = 0; g < group_; ++g) {
+      GemmCall gemm = batch();
+      gemm.rows = columns();
+      gemm.columns = shape_.head_dim;
+      gemm.inner = rows_;
+      set_rounded(gemm, rounded, g);
+      gemm.a_transposed = true;
+      gemm.b = at(rows, query_at(width) + std::int64_t{g} * shape_.head_dim);
+      gemm.b_stride = width;
+      gemm.b_step = std::int64_t{group_} * shape_.head_dim;
+      gemm.c = keys_.keys_gradient + key_at(of_values);
+      gemm.c_stride = shape_.key_width();
+      gemm.c_step = shape_.head_dim;
+      gemm.out = Element::float32;
+      gemm.alpha = factor;
+      gemm.beta = 1;
+      device_.multiply(gemm, stream_);
+    }
   }
 
  private:
-  // Keys of one segment that the tile attends to.
-  struct Segment {
-    int index = 0;
-    std::int64_t tokens = 0;
-    std::int64_t column = 0;
-    std::int64_t at = 0;      // offset of the first key of the tile's first key head
-    std::int64_t values = 0;  // from there to the value
-  };
-
-  template <class Visit>
-  void for_each_segment(const Visit& visit) const {
-    for (int i = 0; i < segments_.count; ++i) {
-      const std::int64_t all = segments_.tokens[i];
-      const bool own = i + 1 == segments_.count;
-      visit(Segment{.index = i,
-                    .tokens = own ? std::int64_t{first_} + rows_ : all,
-                    .column = begin_[i],
-                    .at = sequence_ * all * shape_.key_width() + std::int64_t{kv_first_} * shape_.head_dim,
-                    .values = values_after(shape_.sequences * all, shape_.key_width())});
-    }
+  // Returns the number of keys that the tile reads: its last query attends to all of them.
+  std::int64_t columns() const { return shape_.context + first_ + rows_; }
+  // Returns the offset in KeyRows of the sequence's first key, or value, of the tile's first key head.
+  std::int64_t key_at(bool values) const {
+    const std::int64_t width = shape_.key_width();
+    const std::int64_t first = sequence_ * keys_.tokens * width + std::int64_t{kv_first_} * shape_.head_dim;
+    return first + (values ? values_after(shape_.sequences * keys_.tokens, width) : 0);
   }
-  std::int64_t own_column() const { return begin_[segments_.count - 1]; }
   std::int64_t head_step() const { return rows_ * tiles_.stride; }
   GemmCall batch() const {
     GemmCall gemm;
@@ -377,27 +288,25 @@ class TileLoop {
     gemm.batch = kv_heads_;
     return gemm;
   }
-  void set_keys(GemmCall& gemm, const Segment& segment, bool values) const {
-    gemm.b = at(segments_.keys[segment.index], segment.at + (values ? segment.values : 0));
+  void set_keys(GemmCall& gemm, bool values) const {
+    gemm.b = at(keys_.keys, key_at(values));
     gemm.b_stride = shape_.key_width();
     gemm.b_step = shape_.head_dim;
   }
-  void set_rounded(GemmCall& gemm, const float* rounded, const Segment& segment, int g) const {
-    gemm.a = at(rounded + g * head_step(), segment.column);
+  void set_rounded(GemmCall& gemm, const float* rounded, int g) const {
+    gemm.a = at(rounded + g * head_step(), 0);
     gemm.a_stride = 2 * tiles_.stride;
     gemm.a_step = 2 * group_ * head_step();
   }
 
   const AttentionSizes& shape_;
   Element element_;
-  const KeySegments& segments_;
+  const KeyRows& keys_;
   Tiles tiles_;
-  std::int64_t begin_[kMostSegments] = {};  // first column per segment
   int group_;
   float scale_;  // of scores
   float* scores_;
   float* gradients_;
-  float* output_;
   Device& device_;
   Stream& stream_;
   int sequence_ = 0;
@@ -413,26 +322,26 @@ std::int64_t gemm_attention_scratch_bytes(const AttentionSizes& shape, std::int6
   std::int64_t most = 0;
   for (const int matrices : {1, 2}) {
     const Tiles tiles = tiles_of(shape, matrices, workspace);
-    most = std::max(most, matrices * tiles.score_bytes + tiles.output_bytes);
+    most = std::max(most, matrices * tiles.score_bytes);
   }
   return most;
 }
 
 void gemm_attention_forward(const AttentionForward& call, Device& device, Stream& stream, std::int64_t workspace) {
-  TileLoop tiles(call.shape, call.element, call.segments, 1, workspace, call.scratch, device, stream);
+  TileLoop tiles(call.shape, call.element, call.keys, 1, workspace, call.scratch, device, stream);
   const std::int64_t width = call.shape.query_width();
   tiles.for_each_tile([&] {
     tiles.compute_scores(call.queries, false, tiles.scale(), tiles.scores());
     with_half(call.element, [&]<class T>(HalfType<T>) {
       launch(stream, tiles.softmax_grid(),
-             Softmax<T>{tiles.place(), tiles.columns(), tiles.scores(), call.log_sums + tiles.log_sums_at()});
+             Softmax<T>{tiles.place(), tiles.scores(), call.log_sums + tiles.log_sums_at()});
     });
     tiles.multiply_scores(tiles.scores(), true, 1, static_cast<Half*>(call.out) + tiles.query_at(width), width);
   });
 }
 
 void gemm_attention_backward(const AttentionBackward& call, Device& device, Stream& stream, std::int64_t workspace) {
-  TileLoop tiles(call.shape, call.element, call.segments, 2, workspace, call.scratch, device, stream);
+  TileLoop tiles(call.shape, call.element, call.keys, 2, workspace, call.scratch, device, stream);
   tiles.for_each_tile([&] {
     tiles.compute_scores(call.queries, false, tiles.scale(), tiles.scores());
     tiles.compute_scores(call.out_gradient, true, 1, tiles.gradients());

@@ -45,12 +45,14 @@ LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const Sl
   if (has_experts) experts = ExpertScratch(carver, sizes, rows);
 }
 
-QkvShape Layer::qkv_shape() const {
+QkvShape Layer::qkv_shape(const LayerKeys& keys) const {
   return {.rows = shape.rows(),
           .tokens = shape.tokens,
           .heads = static_cast<int>(sizes.heads),
           .kv_heads = static_cast<int>(sizes.kv_heads),
           .head_dim = static_cast<int>(sizes.head_dim),
+          .key_tokens = keys.tokens,
+          .key_context = shape.context,
           .angles = angles};
 }
 
@@ -74,12 +76,12 @@ void Layer::attention_forward(const Forward& pass) const {
   Stream& stream = linear.stream;
 
   linear.forward(inputs.qkv, weight(at.qkv), n, sizes.qkv_width, h, scratch.qkv);
-  split_qkv(stream, element, qkv_shape(), scratch.qkv, weight(at.qkv_bias), kept.queries, keys.own,
-            keys.own + values_after(n, sizes.key_width));
+  split_qkv(stream, element, qkv_shape(keys), scratch.qkv, weight(at.qkv_bias), kept.queries, keys.keys,
+            keys.keys + values_after(shape.sequences * keys.tokens, sizes.key_width));
   cuda::attention_forward({.shape = attention_sizes(sizes, shape),
                            .element = element,
                            .queries = kept.queries,
-                           .segments = keys.segments,
+                           .keys = keys.rows(),
                            .out = inputs.output,
                            .log_sums = kept.log_sums,
                            .scratch = scratch.attention},
@@ -181,7 +183,7 @@ void Layer::attention_input_gradient(const Backward& pass) const {
   attention_backward({.shape = attention,
                       .element = element,
                       .queries = kept.queries,
-                      .segments = keys.segments,
+                      .keys = keys.rows(),
                       .accumulate = spec.sliced,
                       .key_rows_gradient = in_rows ? gradients.qkv + q : nullptr,
                       .log_sums = kept.log_sums,
@@ -191,8 +193,10 @@ void Layer::attention_input_gradient(const Backward& pass) const {
                       .queries_gradient_stride = all,
                       .scratch = scratch.attention},
                      linear.device, stream);
-  merge_qkv_gradients(stream, element, qkv_shape(), in_rows ? nullptr : keys.own_gradient,
-                      in_rows ? nullptr : keys.own_gradient + values_after(n, sizes.key_width), gradients.qkv);
+  const float* const keys_gradient = in_rows ? nullptr : keys.keys_gradient;
+  merge_qkv_gradients(stream, element, qkv_shape(keys), keys_gradient,
+                      in_rows ? nullptr : keys_gradient + values_after(shape.sequences * keys.tokens, sizes.key_width),
+                      gradients.qkv);
   if (at.qkv_bias >= 0) add_column_sums(stream, element, gradients.qkv, n, all, of(at.qkv_bias));
   linear.input_gradient(gradients.qkv, weight(at.qkv), n, all, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);

@@ -66,11 +66,13 @@ struct LayerScratch {
   ExpertScratch experts;
 };
 
-// Keys and values of a layer in all slices up to the current one; `own` and its gradient are those of the last segment.
+// KeyRows of a layer, whose rows of the slice F writes.
 struct LayerKeys {
-  KeySegments segments;
-  Half* own = nullptr;
-  float* own_gradient = nullptr;
+  std::int64_t tokens = 0;
+  Half* keys = nullptr;
+  float* keys_gradient = nullptr;
+
+  KeyRows rows() const { return {.tokens = tokens, .keys = keys, .keys_gradient = keys_gradient}; }
 };
 
 // The norm that is applied to a layer's output.
@@ -133,7 +135,7 @@ struct Layer {
 
  private:
   const Half* weight(std::int64_t offset) const { return offset < 0 ? nullptr : weights + offset; }
-  QkvShape qkv_shape() const;
+  QkvShape qkv_shape(const LayerKeys& keys) const;
   NormWeights norm_weights(std::int64_t gain, std::int64_t bias) const;
   void sum_over_group(Half* data, std::int64_t count) const;
   ExpertMlp expert_mlp() const {

@@ -324,29 +324,15 @@ CudaStage::Head CudaStage::head_of(const SliceCall& call) const {
 }
 
 LayerKeys CudaStage::keys_of(const SliceCall& call, int layer, const OpScratch& scratch, bool with_gradients) const {
-  LayerKeys out;
-  const std::size_t count = spec_.sliced ? call.keys_values.size() : 1;
-  out.segments.count = static_cast<int>(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::int64_t tokens = i + 1 == count ? call.shape.tokens : call.slice_tokens[i];
-    const std::int64_t at = std::int64_t{2} * layer * values_after(call.shape.sequences * tokens, sizes_.key_width);
-    Half* const keys = keeps_keys() ? halves(call.keys_values[i]) + at : scratch.keys;
-    float* const gradient =
-        spec_.sliced && with_gradients ? floats(call.keys_values_gradient[i]) + at : scratch.layer.keys_gradient;
-    out.segments.tokens[i] = static_cast<std::int32_t>(tokens);
-    out.segments.keys[i] = keys;
-    out.segments.keys_gradient[i] = gradient;
-    out.own = keys;
-    out.own_gradient = gradient;
-  }
-  return out;
+  const std::int64_t tokens = spec_.sliced ? call.sequence_tokens : call.shape.tokens;
+  const std::int64_t at = std::int64_t{2} * layer * values_after(call.shape.sequences * tokens, sizes_.key_width);
+  float* gradient = scratch.layer.keys_gradient;
+  if (spec_.sliced && with_gradients) gradient = floats(call.keys_values_gradient) + at;
+  return {
+      .tokens = tokens, .keys = keeps_keys() ? halves(call.keys_values) + at : scratch.keys, .keys_gradient = gradient};
 }
 
 void CudaStage::check(const SliceCall& call) const {
-  if (call.keys_values.size() > kMostSegments) {
-    throw InputError(fmt::format("{}: expected at most {} slices per sequence on a device, got {}", spec_.model.name,
-                                 kMostSegments, call.keys_values.size()));
-  }
   const std::int64_t end = call.shape.context + call.shape.tokens;
   if (offsets_.position >= 0 && end > spec_.model.positions) {
     throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",

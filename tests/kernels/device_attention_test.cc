@@ -1,6 +1,6 @@
 // Compares GEMM attention on a device with attention on the CPU in double precision.
 
-#include <numeric>
+#include <limits>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/gemm_attention.h"
@@ -20,61 +20,56 @@ struct GemmAttentionCase {
   int kv_heads;
   int head_dim;
   int sequences;
-  std::vector<std::int64_t> slices;
+  int context;  // tokens before the slice, in the slice, and after it
+  int tokens;
+  int after;
   std::int64_t workspace;
 };
 
-// Runs the last slice, whose tokens attend to all others.
 TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
   constexpr std::int64_t kEnough = std::int64_t{1} << 20;
   for (const GemmAttentionCase& of : {
-           GemmAttentionCase{2, 2, 8, 1, {9}, kEnough},
-           GemmAttentionCase{4, 2, 16, 2, {13}, kEnough},
-           GemmAttentionCase{3, 1, 5, 2, {4, 1, 7}, kEnough},
-           GemmAttentionCase{4, 4, 8, 1, {8, 16, 8}, kEnough},
-           // Tiles of 64 rows of half of the heads, and of a single row. (The scores of 5 + 70 tokens have 112 columns,
-           // which 5 slices of one token would need.)
-           GemmAttentionCase{4, 4, 8, 2, {5, 70}, 2 * 64 * 2 * 112 * 4 + 4 * 64 * 2 * 8},
-           GemmAttentionCase{4, 2, 8, 1, {5, 11}, 1},
+           GemmAttentionCase{2, 2, 8, 1, 0, 9, 0, kEnough},
+           GemmAttentionCase{4, 2, 16, 2, 0, 13, 0, kEnough},
+           GemmAttentionCase{3, 1, 5, 2, 5, 7, 0, kEnough},
+           GemmAttentionCase{4, 4, 8, 1, 24, 8, 0, kEnough},
+           GemmAttentionCase{4, 2, 8, 3, 7, 5, 4, kEnough},
+           GemmAttentionCase{2, 1, 16, 2, 0, 6, 11, kEnough},
+           // Tiles of 64 rows of half of the heads, and of a single row. (The scores of 5 + 70 tokens have 80 columns.)
+           GemmAttentionCase{4, 4, 8, 2, 5, 70, 3, 2 * 64 * 2 * 80 * 4},
+           GemmAttentionCase{4, 2, 8, 1, 5, 11, 0, 1},
            // More keys than threads per block.
-           GemmAttentionCase{1, 1, 8, 1, {300, 2}, kEnough},
+           GemmAttentionCase{1, 1, 8, 1, 300, 2, 0, kEnough},
        }) {
-    AttentionSizes shape{.sequences = of.sequences,
-                         .tokens = static_cast<int>(of.slices.back()),
-                         .heads = of.heads,
-                         .kv_heads = of.kv_heads,
-                         .head_dim = of.head_dim};
-    shape.context = std::accumulate(of.slices.begin(), of.slices.end() - 1, std::int64_t{0});
+    const AttentionSizes shape{.sequences = of.sequences,
+                               .tokens = of.tokens,
+                               .heads = of.heads,
+                               .kv_heads = of.kv_heads,
+                               .head_dim = of.head_dim,
+                               .context = of.context};
     const std::int64_t n = shape.rows();
     const std::int64_t q = shape.query_width();
     const std::int64_t w = shape.key_width();
 
-    // Blocks of keys and values of both; those of the CPU are double.
-    cuda::KeySegments segments;
-    std::vector<Numbers> blocks;
-    std::vector<Numbers> gradient_blocks;
-    std::vector<float*> gradients;
-    for (const std::int64_t tokens : of.slices) {
-      const std::int64_t rows = of.sequences * tokens;
-      const std::int64_t size = cuda::values_after(rows, w);
-      blocks.push_back(random(2 * size));
-      gradient_blocks.push_back(random_of(Element::float32, 2 * size));
-      gradients.push_back(floats(gradient_blocks.back()));
-      segments.tokens[segments.count] = static_cast<std::int32_t>(tokens);
-      segments.keys[segments.count] = halves(blocks.back());
-      segments.keys_gradient[segments.count] = gradients.back();
-      ++segments.count;
+    // Keys and values of both; those of the CPU are double. Tokens after the slice are not read: they are not numbers.
+    const std::int64_t tokens = of.context + of.tokens + of.after;
+    const std::int64_t values_at = cuda::values_after(of.sequences * tokens, w);
+    Numbers numbers = random(2 * values_at);
+    for (int sequence = 0; sequence < of.sequences; ++sequence) {
+      const std::int64_t end = (sequence + 1) * tokens * w;
+      for (std::int64_t i = end - of.after * w; i < end; ++i) {
+        numbers[i] = numbers[values_at + i] = std::numeric_limits<double>::quiet_NaN();
+      }
     }
-    std::vector<std::byte*> block_places;
-    std::vector<std::byte*> gradient_places;
-    for (Numbers& block : blocks) block_places.push_back(reinterpret_cast<std::byte*>(block.data()));
-    for (Numbers& block : gradient_blocks) gradient_places.push_back(reinterpret_cast<std::byte*>(block.data()));
-    cpu::KeysValues<double> keys{.blocks = block_places,
-                                 .gradient_blocks = gradient_places,
-                                 .tokens = of.slices,
-                                 .sequences = of.sequences,
-                                 .width = w};
-    keys.own = keys.in_block(keys.earlier(), of.slices.back());
+    Numbers gradients = random_of(Element::float32, 2 * values_at);
+    const cuda::KeyRows keys_there{.tokens = tokens, .keys = halves(numbers), .keys_gradient = floats(gradients)};
+    const cpu::KeysValues<double> keys{.keys = numbers.data(),
+                                       .values = numbers.data() + values_at,
+                                       .stride = w,
+                                       .keys_gradient = gradients.data(),
+                                       .values_gradient = gradients.data() + values_at,
+                                       .gradient_stride = w,
+                                       .tokens = tokens};
     Carver<double> measure;
     const cpu::AttentionScratch<double> sizes(measure);
     std::vector<std::byte> cpu_scratch(static_cast<std::size_t>(measure.bytes()));
@@ -89,7 +84,7 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
     cuda::gemm_attention_forward({.shape = shape,
                                   .element = element(),
                                   .queries = queries_there,
-                                  .segments = segments,
+                                  .keys = keys_there,
                                   .out = out,
                                   .log_sums = log_sums,
                                   .scratch = scratch_there},
@@ -109,7 +104,7 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
     cuda::gemm_attention_backward({.shape = shape,
                                    .element = element(),
                                    .queries = queries_there,
-                                   .segments = segments,
+                                   .keys = keys_there,
                                    .log_sums = log_sums,
                                    .out_gradient = gradient_there,
                                    .dot_products = dot_products,
@@ -122,9 +117,7 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
                                     gradient.data(), scratch, expected_gradient.data(), stride);
     // The columns of keys and values are not written.
     EXPECT_LT(relative_error(read(queries_gradient), expected_gradient), allowed());
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      EXPECT_LT(relative_error(read(gradients[i]), gradient_blocks[i]), allowed()) << "slice " << i;
-    }
+    EXPECT_LT(relative_error(read(keys_there.keys_gradient), gradients), allowed());
   }
 }
 

@@ -248,8 +248,22 @@ TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
     const Numbers bias = random(all);
     Numbers cosines(static_cast<std::size_t>(kTokens * half));
     Numbers sines(cosines.size());
-    cuda::QkvShape shape{
-        .rows = n, .tokens = kTokens, .heads = of.heads, .kv_heads = of.kv_heads, .head_dim = of.head_dim};
+    cuda::QkvShape shape{.rows = n,
+                         .tokens = kTokens,
+                         .heads = of.heads,
+                         .kv_heads = of.kv_heads,
+                         .head_dim = of.head_dim,
+                         .key_tokens = kTokens + 5,
+                         .key_context = 3};
+    // Rows of the slice within those of the microbatch, of which no other changes.
+    const std::int64_t all_keys = n / kTokens * shape.key_tokens * w;
+    const auto in_place = [&](const Numbers& rows, Numbers all_rows) {
+      for (std::int64_t row = 0; row < n; ++row) {
+        const std::int64_t to = row / kTokens * shape.key_tokens + shape.key_context + row % kTokens;
+        std::copy_n(rows.begin() + row * w, w, all_rows.begin() + to * w);
+      }
+      return all_rows;
+    };
     if (of.rotary) {
       float* const angles = floats(2 * kTokens * half);
       cuda::rotary_angles(*stream_, of.context, kTokens, of.head_dim, angles);
@@ -270,8 +284,9 @@ TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
     };
 
     cuda::Half* const queries = halves(n * q);
-    cuda::Half* const keys = halves(n * w);
-    cuda::Half* const values = halves(n * w);
+    const Numbers before = random(all_keys);
+    cuda::Half* const keys = halves(before);
+    cuda::Half* const values = halves(before);
     cuda::split_qkv(*stream_, element(), shape, halves(qkv), halves(bias), queries, keys, values);
     Numbers expected_queries(static_cast<std::size_t>(n * q));
     Numbers expected_keys(static_cast<std::size_t>(n * w));
@@ -280,13 +295,14 @@ TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
     rotate(of.kv_heads, qkv.data() + q, all, bias.data() + q, true, false, expected_keys.data(), w);
     rotate(of.kv_heads, qkv.data() + q + w, all, bias.data() + q + w, false, false, expected_values.data(), w);
     expect_near(read(queries), expected_queries, "queries");
-    expect_near(read(keys), expected_keys, "keys");
-    expect_near(read(values), expected_values, "values");
+    expect_near(read(keys), in_place(expected_keys, before), "keys");
+    expect_near(read(values), in_place(expected_values, before), "values");
 
     const Numbers keys_gradient = random_of(Element::float32, n * w);
     const Numbers values_gradient = random_of(Element::float32, n * w);
     cuda::Half* const gradient = halves(qkv);
-    cuda::merge_qkv_gradients(*stream_, element(), shape, floats(keys_gradient), floats(values_gradient), gradient);
+    cuda::merge_qkv_gradients(*stream_, element(), shape, floats(in_place(keys_gradient, before)),
+                              floats(in_place(values_gradient, before)), gradient);
     Numbers expected = qkv;
     if (of.rotary) rotate(of.heads, expected.data(), all, nullptr, true, true, expected.data(), all);
     rotate(of.kv_heads, keys_gradient.data(), w, nullptr, true, true, expected.data() + q, all);

@@ -64,14 +64,10 @@ class DeviceOrders : public DeviceKernels {
 
   void attention(std::vector<Numbers>& out) {
     const AttentionSizes shape{.tokens = 3, .heads = 2, .kv_heads = 1, .head_dim = 8, .context = 70};
-    cuda::KeySegments segments{.count = 2, .tokens = {70, 3}};
-    std::vector<float*> gradients;
-    for (int i = 0; i < 2; ++i) {
-      const std::int64_t size = 2 * cuda::values_after(segments.tokens[i], shape.key_width());
-      segments.keys[i] = halves(random(size));
-      gradients.push_back(floats(Numbers(static_cast<std::size_t>(size))));
-      segments.keys_gradient[i] = gradients.back();
-    }
+    const std::int64_t of_keys = 2 * cuda::values_after(73, shape.key_width());
+    const cuda::KeyRows keys{.tokens = 73,
+                             .keys = halves(random(of_keys)),
+                             .keys_gradient = floats(Numbers(static_cast<std::size_t>(of_keys)))};
     const std::int64_t size = shape.rows() * shape.query_width();
     cuda::Half* const queries = halves(random(size));
     cuda::Half* const attended = halves(size);
@@ -80,7 +76,7 @@ class DeviceOrders : public DeviceKernels {
     cuda::gemm_attention_forward({.shape = shape,
                                   .element = element(),
                                   .queries = queries,
-                                  .segments = segments,
+                                  .keys = keys,
                                   .out = attended,
                                   .log_sums = log_sums,
                                   .scratch = scratch},
@@ -92,7 +88,7 @@ class DeviceOrders : public DeviceKernels {
     cuda::gemm_attention_backward({.shape = shape,
                                    .element = element(),
                                    .queries = queries,
-                                   .segments = segments,
+                                   .keys = keys,
                                    .log_sums = log_sums,
                                    .out_gradient = gradient,
                                    .dot_products = dot_products,
@@ -100,8 +96,8 @@ class DeviceOrders : public DeviceKernels {
                                    .queries_gradient_stride = shape.query_width(),
                                    .scratch = scratch},
                                   *device_, *stream_);
-    out.insert(out.end(), {read(attended), read(log_sums), read(dot_products), read(queries_gradient),
-                           read(gradients.front()), read(gradients.back())});
+    out.insert(out.end(),
+               {read(attended), read(log_sums), read(dot_products), read(queries_gradient), read(keys.keys_gradient)});
   }
 
   void loss(std::vector<Numbers>& out) {

@@ -90,31 +90,36 @@ struct DeviceSliceBuffers {
       : to_input(device, stream, memory.to_input_gradient),
         to_weight(device, stream, memory.to_weight_gradient),
         output_gradients(device, stream, memory.output_gradients),
-        keys_values(device, stream, memory.keys_values),
-        keys_values_gradient(device, stream, memory.keys_values_gradient),
         output(device, stream, memory.boundary),
         input_gradient(device, stream, memory.boundary),
         on_host(host_bytes),
         tokens(device, stream, static_cast<std::int64_t>(of_tokens.size() * sizeof(std::int32_t))),
         targets(device, stream, static_cast<std::int64_t>(of_targets.size() * sizeof(std::int32_t))) {
-    keys_values_gradient.fill(std::byte{0});
     tokens.write(std::as_bytes(std::span(of_tokens)));
     targets.write(std::as_bytes(std::span(of_targets)));
   }
   bool intact() const {
-    return to_input.intact() && to_weight.intact() && output_gradients.intact() && keys_values.intact() &&
-           keys_values_gradient.intact() && output.intact() && input_gradient.intact() && on_host.intact();
+    return to_input.intact() && to_weight.intact() && output_gradients.intact() && output.intact() &&
+           input_gradient.intact() && on_host.intact();
   }
   DeviceMemory to_input;
   DeviceMemory to_weight;
   DeviceMemory output_gradients;
-  DeviceMemory keys_values;
-  DeviceMemory keys_values_gradient;
   DeviceMemory output;
   DeviceMemory input_gradient;
   GuardedBuffer on_host;
   DeviceMemory tokens;
   DeviceMemory targets;
+};
+
+// Keys and values of one microbatch on one stage.
+struct DeviceKeyBuffers {
+  DeviceKeyBuffers(Device& device, Stream& stream, const SliceMemory& memory)
+      : keys_values(device, stream, memory.keys_values), gradient(device, stream, memory.keys_values_gradient) {
+    gradient.fill(std::byte{0});
+  }
+  DeviceMemory keys_values;
+  DeviceMemory gradient;
 };
 
 struct DeviceStageState {
@@ -124,6 +129,7 @@ struct DeviceStageState {
   std::unique_ptr<DeviceMemory> scratch;
   std::unique_ptr<DeviceMemory> tables;
   std::vector<std::vector<std::unique_ptr<DeviceSliceBuffers>>> slices;  // [microbatch][slice]
+  std::vector<std::unique_ptr<DeviceKeyBuffers>> keys;                   // [microbatch]
 };
 
 // One tensor-parallel rank with all stages, as Rank of training_run.cc.
@@ -159,6 +165,9 @@ class DeviceRank {
       for (const auto& microbatch : state.slices) {
         for (const auto& slice : microbatch) result.intact = result.intact && slice->intact();
       }
+      for (const auto& keys : state.keys) {
+        result.intact = result.intact && keys->keys_values.intact() && keys->gradient.intact();
+      }
     }
     result.squared_norm += as_numbers(Element::float32, squares_.read()).front();
   }
@@ -183,7 +192,9 @@ class DeviceRank {
     }
     state.weights->write(as_bytes(element_of(training_.precision), numbers));
     std::int64_t scratch = 0;
+    const SliceShape all{.sequences = training_.sequences, .tokens = training_.tokens()};
     for (int m = 0; m < training_.microbatches; ++m) {
+      state.keys.push_back(std::make_unique<DeviceKeyBuffers>(device_, *stream_, state.stage->slice_memory(all)));
       auto& slices = state.slices.emplace_back();
       std::int64_t context = 0;
       for (const std::int64_t of_slice : training_.slices) {
@@ -204,25 +215,17 @@ class DeviceRank {
       }
     }
     state.scratch = std::make_unique<DeviceMemory>(device_, *stream_, scratch);
-    const std::int64_t positions = std::accumulate(training_.slices.begin(), training_.slices.end(), std::int64_t{0});
-    state.tables = std::make_unique<DeviceMemory>(device_, *stream_, state.stage->table_bytes(positions));
-    state.stage->fill_tables(state.tables->data(), positions, *stream_);
+    state.tables = std::make_unique<DeviceMemory>(device_, *stream_, state.stage->table_bytes(training_.tokens()));
+    state.stage->fill_tables(state.tables->data(), training_.tokens(), *stream_);
     states_.push_back(std::move(state));
   }
 
   template <class Op>
   void run_op(std::size_t s, int m, std::size_t k, const Op& op) {
     DeviceStageState& state = states_[s];
-    auto& microbatch = state.slices[m];
-    DeviceSliceBuffers& slice = *microbatch[k];
+    DeviceSliceBuffers& slice = *state.slices[m][k];
     // Results must not depend on the contents of scratch.
     state.scratch->fill(std::byte{0xff});
-    std::vector<std::byte*> keys_values;
-    std::vector<std::byte*> keys_values_gradient;
-    for (std::size_t i = 0; i <= k; ++i) {
-      keys_values.push_back(microbatch[i]->keys_values.data());
-      keys_values_gradient.push_back(microbatch[i]->keys_values_gradient.data());
-    }
     SliceCall call;
     call.shape = {
         .sequences = training_.sequences,
@@ -243,9 +246,9 @@ class DeviceRank {
     call.to_input_gradient = slice.to_input.data();
     call.to_weight_gradient = slice.to_weight.data();
     if (training_.backward != TrainingCase::Backward::whole) call.output_gradients = slice.output_gradients.data();
-    call.keys_values = keys_values;
-    call.keys_values_gradient = keys_values_gradient;
-    call.slice_tokens = std::span(training_.slices).first(k + 1);
+    call.keys_values = state.keys[m]->keys_values.data();
+    call.keys_values_gradient = state.keys[m]->gradient.data();
+    call.sequence_tokens = training_.tokens();
     if (s > 0) call.input = states_[s - 1].slices[m][k]->output.data();
     call.output = slice.output.data();
     if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[m][k]->input_gradient.data();
@@ -289,7 +292,7 @@ class DeviceRank {
     // Buffers that live until the input gradient have been released.
     DeviceSliceBuffers& slice = *states_[s].slices[m][k];
     slice.to_input.fill(std::byte{0xff});
-    if (k + 1 == training_.slices.size()) slice.keys_values.fill(std::byte{0xff});
+    if (k == 0) states_[s].keys[m]->keys_values.fill(std::byte{0xff});
     run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
   }
 

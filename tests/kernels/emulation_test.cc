@@ -393,7 +393,6 @@ class LayerWork : public Emulation {
     stage_ = device_kernels()->make_stage(spec, Precision::bfloat16);
     const SliceShape shape{.tokens = kRows};
     const SliceMemory sizes = stage_->slice_memory(shape);
-    keys_values_ = {device_->allocate(sizes.keys_values)};
     call_ = {.shape = shape,
              .weights = device_->allocate(stage_->memory().weights),
              .gradients = device_->allocate(stage_->memory().gradients),
@@ -401,8 +400,7 @@ class LayerWork : public Emulation {
              .to_input_gradient = device_->allocate(sizes.to_input_gradient),
              .to_weight_gradient = device_->allocate(sizes.to_weight_gradient),
              .output_gradients = device_->allocate(sizes.output_gradients),
-             .keys_values = keys_values_,
-             .slice_tokens = slice_tokens_,
+             .keys_values = device_->allocate(sizes.keys_values),
              .input = device_->allocate(sizes.boundary),
              .output = device_->allocate(sizes.boundary),
              .output_gradient = device_->allocate(sizes.boundary),
@@ -424,8 +422,6 @@ class LayerWork : public Emulation {
   }
 
   std::unique_ptr<Stage> stage_;
-  std::vector<std::byte*> keys_values_;
-  std::vector<std::int64_t> slice_tokens_{kRows};
   SliceCall call_;
 };
 
@@ -444,6 +440,58 @@ TEST_F(LayerWork, EqualsTheSumOverKernels) {
   // The gradient of the output is also kept until W: 2.
   const auto input = work_of([](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });
   EXPECT_EQ(input, std::make_pair(std::int64_t{13}, 56.0));
+}
+
+// Keys and values of all slices are contiguous: the number of launches does not depend on the number of earlier slices,
+// with flash attention (heads of 64) and with GEMMs (heads of 32).
+TEST_F(Emulation, LaunchesOfALayerDoNotDependOnEarlierSlices) {
+  constexpr std::int64_t kTokens = 16;
+  for (const int head_dim : {64, 32}) {
+    std::vector<std::array<std::int64_t, 2>> launches;  // of F and of B
+    for (const std::int64_t slices : {1, 2, 8}) {
+      emulation::Counters counters;
+      const std::unique_ptr<Device> device = emulation::make_device({.counters = &counters});
+      const std::unique_ptr<Stream> stream = device->make_stream(StreamPriority::normal);
+      const StageSpec spec{.model = {.name = "GPT layer",
+                                     .layers = 3,
+                                     .hidden = 128,
+                                     .heads = 128 / head_dim,
+                                     .kv_heads = 128 / head_dim,
+                                     .head_dim = head_dim,
+                                     .ffn_hidden = 128,
+                                     .vocab = 512,
+                                     .positions = 4096},
+                           .contents = {.layers = 1},
+                           .first_layer = 1,
+                           .sliced = true};
+      const std::unique_ptr<Stage> stage = device_kernels()->make_stage(spec, Precision::bfloat16);
+      const SliceShape shape{.tokens = kTokens, .context = (slices - 1) * kTokens};
+      const SliceMemory sizes = stage->slice_memory(shape);
+      const SliceMemory all = stage->slice_memory({.tokens = slices * kTokens});
+      SliceCall call{.shape = shape,
+                     .weights = device->allocate(stage->memory().weights),
+                     .gradients = device->allocate(stage->memory().gradients),
+                     .scratch = device->allocate(stage->scratch_bytes(shape)),
+                     .to_input_gradient = device->allocate(sizes.to_input_gradient),
+                     .to_weight_gradient = device->allocate(sizes.to_weight_gradient),
+                     .keys_values = device->allocate(all.keys_values),
+                     .keys_values_gradient = device->allocate(all.keys_values_gradient),
+                     .sequence_tokens = slices * kTokens,
+                     .input = device->allocate(sizes.boundary),
+                     .output = device->allocate(sizes.boundary),
+                     .output_gradient = device->allocate(sizes.boundary),
+                     .input_gradient = device->allocate(sizes.boundary),
+                     .stream = stream.get(),
+                     .device = device.get()};
+      stage->forward(call);
+      const std::int64_t forward = counters.launches;
+      stage->backward(call);
+      launches.push_back({forward, counters.launches - forward});
+      device->synchronize(*stream);
+    }
+    EXPECT_EQ(launches[1], launches[0]) << "heads of " << head_dim;
+    EXPECT_EQ(launches[2], launches[0]) << "heads of " << head_dim;
+  }
 }
 
 }  // namespace

@@ -81,6 +81,7 @@ TEST_F(FlashAttention, LengthsAroundTiles) {
 
 TEST_F(FlashAttention, UnevenSlicesFromLastToFirst) {
   expect({.slices = {1, 7, 64, 65, 130}});
+  expect({.heads = 2, .kv_heads = 1, .sequences = 2, .slices = {67, 3, 90, 5}});
   expect({.element = Element::float16, .head_dim = 128, .slices = {70, 33, 2}});
 }
 
@@ -91,7 +92,7 @@ TEST_F(FlashAttention, LongContext) {
 
 TEST_F(FlashAttention, EmptyAndManySlices) {
   expect({.slices = {40, 0, 30}, .first_run = 2});
-  expect({.slices = std::vector<int>(cuda::kMostSegments, 2), .first_run = cuda::kMostSegments - 1});
+  expect({.slices = std::vector<int>(130, 2), .first_run = 129});
 }
 
 TEST_F(FlashAttention, SequencesAndGroups) {

@@ -111,24 +111,17 @@ class OnDevice {
       : of_(of), inputs_(inputs), device_(device), stream_(device.make_stream(StreamPriority::normal)) {
     std::mt19937 random(7);
     std::uniform_real_distribution<float> before(-1, 1);
-    for (std::size_t i = 0; i < of.slices.size(); ++i) {
-      const auto values_at = static_cast<std::size_t>(cuda::values_after(shape(i).rows(), inputs.keys.width));
-      std::vector<double> block = slice_rows(i, inputs.keys);
-      block.resize(values_at);
-      const std::vector<double> values = slice_rows(i, inputs.values);
-      block.insert(block.end(), values.begin(), values.end());
-      keys_.push_back(&put(of.element, block));
-      for (double& value : block) value = before(random);
-      gradients_.push_back(&put(Element::float32, block));
-      gradients_before_.push_back(std::move(block));
-    }
+    const auto size = static_cast<std::size_t>(2 * values_at());
+    keys_ = &put(of.element, std::vector<double>(size));
+    for (std::size_t i = 0; i < size; ++i) gradients_before_.push_back(before(random));
+    gradients_ = &put(Element::float32, gradients_before_);
   }
 
   void run(AttentionNumbers& results, AttentionNumbers& gradients) {
     std::vector<Kept> kept(of_.slices.size());
     for (std::size_t i = of_.first_run; i < of_.slices.size(); ++i) kept[i] = forward(i, results);
     for (std::size_t i = of_.slices.size(); i-- > of_.first_run;) backward(i, kept[i], results, gradients);
-    for (std::size_t i = 0; i < of_.slices.size() && !of_.in_rows; ++i) read_gradients(i, gradients);
+    if (!of_.in_rows) read_gradients(gradients);
     for (const auto& memory : memory_) EXPECT_TRUE(memory->intact());
   }
 
@@ -158,15 +151,22 @@ class OnDevice {
             .head_dim = of_.head_dim,
             .context = of_.first_token(slice)};
   }
-  cuda::KeySegments segments(std::size_t slice, bool with_gradients) const {
-    cuda::KeySegments out;
-    out.count = static_cast<int>(slice) + 1;
+  std::ptrdiff_t values_at() const {
+    return cuda::values_after(std::int64_t{of_.sequences} * of_.tokens(), inputs_.keys.width);
+  }
+  // Writes the keys and values up to those of a slice; those of later slices, which it does not read, are not numbers.
+  cuda::KeyRows keys_up_to(std::size_t slice) {
+    std::vector<double> rows(static_cast<std::size_t>(2 * values_at()), std::numeric_limits<double>::quiet_NaN());
     for (std::size_t i = 0; i <= slice; ++i) {
-      out.tokens[i] = of_.slices[i];
-      out.keys[i] = keys_[i]->data();
-      if (with_gradients) out.keys_gradient[i] = reinterpret_cast<float*>(gradients_[i]->data());
+      for_each_row(i, [&](int sequence, int token, std::size_t) {
+        const auto at = static_cast<std::ptrdiff_t>(inputs_.keys.index(sequence, token));
+        std::copy_n(inputs_.keys.row(sequence, token), inputs_.keys.width, rows.begin() + at);
+        std::copy_n(inputs_.values.row(sequence, token), inputs_.values.width, rows.begin() + values_at() + at);
+      });
     }
-    return out;
+    keys_->write(as_bytes(of_.element, rows));
+    return {
+        .tokens = of_.tokens(), .keys = keys_->data(), .keys_gradient = reinterpret_cast<float*>(gradients_->data())};
   }
 
   // Calls visit(sequence, token of the sequence, row of the slice).
@@ -202,7 +202,7 @@ class OnDevice {
     cuda::flash_attention_forward({.shape = of,
                                    .element = of_.element,
                                    .queries = queries.data(),
-                                   .segments = segments(slice, false),
+                                   .keys = keys_up_to(slice),
                                    .out = out.data(),
                                    .log_sums = reinterpret_cast<float*>(log_sums.data()),
                                    .scratch = nullptr},
@@ -239,7 +239,7 @@ class OnDevice {
         {.shape = of,
          .element = of_.element,
          .queries = kept.queries->data(),
-         .segments = segments(slice, true),
+         .keys = keys_up_to(slice),
          .accumulate = of_.accumulate,
          .key_rows_gradient = of_.in_rows ? queries_gradient.data() + 2 * of.query_width() : nullptr,
          .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
@@ -266,14 +266,13 @@ class OnDevice {
     });
   }
 
-  void read_gradients(std::size_t slice, AttentionNumbers& gradients) const {
-    std::vector<double> added = as_numbers(Element::float32, gradients_[slice]->read());
+  void read_gradients(AttentionNumbers& gradients) const {
+    std::vector<double> added = as_numbers(Element::float32, gradients_->read());
     // As in float32.
-    const std::vector<double> before = rounded(Element::float32, gradients_before_[slice]);
+    const std::vector<double> before = rounded(Element::float32, gradients_before_);
     for (std::size_t i = 0; i < added.size() && of_.accumulate; ++i) added[i] -= before[i];
-    put_rows(slice, added, gradients.keys);
-    added.erase(added.begin(), added.begin() + cuda::values_after(shape(slice).rows(), gradients.keys.width));
-    put_rows(slice, added, gradients.values);
+    std::copy_n(added.begin(), gradients.keys.at.size(), gradients.keys.at.begin());
+    std::copy_n(added.begin() + values_at(), gradients.values.at.size(), gradients.values.at.begin());
   }
 
   AttentionCase of_;
@@ -281,9 +280,9 @@ class OnDevice {
   Device& device_;
   std::unique_ptr<Stream> stream_;
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
-  std::vector<const DeviceMemory*> keys_;
-  std::vector<const DeviceMemory*> gradients_;
-  std::vector<std::vector<double>> gradients_before_;
+  DeviceMemory* keys_ = nullptr;
+  DeviceMemory* gradients_ = nullptr;
+  std::vector<double> gradients_before_;
 };
 
 }  // namespace

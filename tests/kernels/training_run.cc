@@ -23,25 +23,29 @@ struct SliceBuffers {
       : to_input(memory.to_input_gradient),
         to_weight(memory.to_weight_gradient),
         output_gradients(memory.output_gradients),
-        keys_values(memory.keys_values),
-        keys_values_gradient(memory.keys_values_gradient),
         output(memory.boundary),
-        input_gradient(memory.boundary) {
-    keys_values_gradient.zero();
-  }
+        input_gradient(memory.boundary) {}
   bool intact() const {
-    return to_input.intact() && to_weight.intact() && output_gradients.intact() && keys_values.intact() &&
-           keys_values_gradient.intact() && output.intact() && input_gradient.intact();
+    return to_input.intact() && to_weight.intact() && output_gradients.intact() && output.intact() &&
+           input_gradient.intact();
   }
   GuardedBuffer to_input;
   GuardedBuffer to_weight;
   GuardedBuffer output_gradients;
-  GuardedBuffer keys_values;
-  GuardedBuffer keys_values_gradient;
   GuardedBuffer output;
   GuardedBuffer input_gradient;
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
+};
+
+// Keys and values of one microbatch on one stage.
+struct KeyBuffers {
+  explicit KeyBuffers(const SliceMemory& memory)
+      : keys_values(memory.keys_values), gradient(memory.keys_values_gradient) {
+    gradient.zero();
+  }
+  GuardedBuffer keys_values;
+  GuardedBuffer gradient;
 };
 
 struct StageState {
@@ -50,6 +54,7 @@ struct StageState {
   std::unique_ptr<GuardedBuffer> gradients;
   std::unique_ptr<GuardedBuffer> scratch;
   std::vector<std::vector<std::unique_ptr<SliceBuffers>>> slices;  // [microbatch][slice]
+  std::vector<std::unique_ptr<KeyBuffers>> keys;                   // [microbatch]
 };
 
 // One tensor-parallel rank with all stages.
@@ -78,6 +83,9 @@ class Rank {
       for (const auto& microbatch : state.slices) {
         for (const auto& slice : microbatch) result.intact = result.intact && slice->intact();
       }
+      for (const auto& keys : state.keys) {
+        result.intact = result.intact && keys->keys_values.intact() && keys->gradient.intact();
+      }
     }
   }
 
@@ -99,7 +107,9 @@ class Rank {
       }
     }
     std::int64_t scratch = 0;
+    const SliceShape all{.sequences = training_.sequences, .tokens = training_.tokens()};
     for (int m = 0; m < training_.microbatches; ++m) {
+      state.keys.push_back(std::make_unique<KeyBuffers>(state.stage->slice_memory(all)));
       auto& slices = state.slices.emplace_back();
       std::int64_t context = 0;
       for (const std::int64_t tokens : training_.slices) {
@@ -120,17 +130,10 @@ class Rank {
     states_.push_back(std::move(state));
   }
 
-  // A call of stage s, with the arrays that it points to.
-  struct Call {
-    SliceCall call;
-    std::vector<std::byte*> keys_values;
-    std::vector<std::byte*> keys_values_gradient;
-  };
-  void fill(Call& out, std::size_t s, int m, std::size_t k) {
+  SliceCall call_of(std::size_t s, int m, std::size_t k) {
     StageState& state = states_[s];
-    auto& microbatch = state.slices[m];
-    SliceBuffers& slice = *microbatch[k];
-    SliceCall& call = out.call;
+    SliceBuffers& slice = *state.slices[m][k];
+    SliceCall call;
     call.shape = {
         .sequences = training_.sequences,
         .tokens = training_.slices[k],
@@ -154,13 +157,9 @@ class Rank {
     call.to_input_gradient = slice.to_input.data();
     call.to_weight_gradient = slice.to_weight.data();
     if (training_.backward != TrainingCase::Backward::whole) call.output_gradients = slice.output_gradients.data();
-    for (std::size_t i = 0; i <= k; ++i) {
-      out.keys_values.push_back(microbatch[i]->keys_values.data());
-      out.keys_values_gradient.push_back(microbatch[i]->keys_values_gradient.data());
-    }
-    call.keys_values = out.keys_values;
-    call.keys_values_gradient = out.keys_values_gradient;
-    call.slice_tokens = std::span(training_.slices).first(k + 1);
+    call.keys_values = state.keys[m]->keys_values.data();
+    call.keys_values_gradient = state.keys[m]->gradient.data();
+    call.sequence_tokens = training_.tokens();
     if (s > 0) call.input = states_[s - 1].slices[m][k]->output.data();
     call.output = slice.output.data();
     if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[m][k]->input_gradient.data();
@@ -168,17 +167,17 @@ class Rank {
     call.tokens = slice.tokens.data();
     call.targets = slice.targets.data();
     call.loss_scale = training_.loss_scale;
+    return call;
   }
 
   template <class Op>
   void counted(std::size_t s, int m, std::size_t k, const Op& op) {
-    Call call;
-    fill(call, s, m, k);
+    SliceCall call = call_of(s, m, k);
     const std::int64_t before = allocations();
-    op(*states_[s].stage, call.call);
+    op(*states_[s].stage, call);
     allocations_ += allocations() - before;
-    loss_ += call.call.loss;
-    recompute_ns_ += call.call.recompute_ns;
+    loss_ += call.loss;
+    recompute_ns_ += call.recompute_ns;
   }
   void forward(int m, std::size_t k) {
     for (std::size_t s = 0; s < states_.size(); ++s) {
@@ -206,8 +205,9 @@ class Rank {
     // Buffers that live until the input gradient have been released.
     SliceBuffers& slice = *states_[s].slices[m][k];
     std::memset(slice.to_input.data(), 0xFF, to_size(slice.to_input.size()));
-    if (k + 1 == training_.slices.size()) {
-      std::memset(slice.keys_values.data(), 0xFF, to_size(slice.keys_values.size()));
+    if (k == 0) {
+      GuardedBuffer& keys = states_[s].keys[m]->keys_values;
+      std::memset(keys.data(), 0xFF, to_size(keys.size()));
     }
     counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
   }

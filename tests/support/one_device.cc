@@ -168,8 +168,6 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
   std::memset(gradients.data(), 0, to_size(stage_->memory().gradients));
   std::vector<std::int32_t> ids(to_size(shape.rows()));
   std::vector<std::int32_t> targets(to_size(shape.rows()));
-  std::byte* const key_block = keys.data();
-  std::byte* const key_gradient_block = keys_gradient.data();
   Result result;
   for (int sequence = 0; sequence < sequences; ++sequence) {
     tokens.fill(step, first_sequence + sequence, 1, 0, shape.tokens, ids, targets);
@@ -189,9 +187,9 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
     call.to_input_gradient = to_input.data();
     call.to_weight_gradient = to_weight.data();
     std::memset(keys_gradient.data(), 0, to_size(memory.keys_values_gradient));
-    call.keys_values = {&key_block, 1};
-    call.keys_values_gradient = {&key_gradient_block, 1};
-    call.slice_tokens = {&shape.tokens, 1};
+    call.keys_values = keys.data();
+    call.keys_values_gradient = keys_gradient.data();
+    call.sequence_tokens = shape.tokens;
     call.tokens = ids.data();
     call.targets = targets.data();
     call.loss_scale = loss_scale;

@@ -69,7 +69,8 @@ class Step {
     Block gradients;
   };
   struct Slice {
-    Block to_input_gradient, to_weight_gradient, output_gradients, keys_values, keys_values_gradient;
+    Block to_input_gradient, to_weight_gradient, output_gradients;
+    Block keys_values, keys_values_gradient;  // of all slices, in the first
     Block output, input_gradient;
   };
   using Where = std::tuple<int, int, int, int>;  // data, stage, microbatch, slice
@@ -80,11 +81,14 @@ class Step {
   Slice& slice(int data, int stage, int microbatch, int i) {
     const auto [found, added] = slices_.try_emplace(Where{data, stage, microbatch, i});
     if (added) {
-      const SliceMemory memory = at(stage).slice_memory(slice_shape(schedule_.shape(microbatch), i));
-      found->second = {
-          Block(memory.to_input_gradient), Block(memory.to_weight_gradient),   Block(memory.output_gradients),
-          Block(memory.keys_values),       Block(memory.keys_values_gradient), Block(memory.boundary),
-          Block(memory.boundary)};
+      const MicrobatchShape& shape = schedule_.shape(microbatch);
+      const SliceMemory memory = at(stage).slice_memory(slice_shape(shape, i));
+      SliceMemory all;
+      if (i == 0) all = at(stage).slice_memory({.sequences = shape.sequences, .tokens = shape.tokens()});
+      found->second = {Block(memory.to_input_gradient), Block(memory.to_weight_gradient),
+                       Block(memory.output_gradients),  Block(all.keys_values),
+                       Block(all.keys_values_gradient), Block(memory.boundary),
+                       Block(memory.boundary)};
     }
     return found->second;
   }
@@ -110,15 +114,10 @@ class Step {
     call.to_input_gradient = own.to_input_gradient.data();
     call.to_weight_gradient = own.to_weight_gradient.data();
     call.output_gradients = own.output_gradients.data();
-    std::vector<std::byte*> keys;
-    std::vector<std::byte*> gradients;
-    for (int i = 0; i <= op.slice; ++i) {
-      keys.push_back(slice(data, op.stage, op.microbatch, i).keys_values.data());
-      gradients.push_back(slice(data, op.stage, op.microbatch, i).keys_values_gradient.data());
-    }
-    call.keys_values = keys;
-    call.keys_values_gradient = gradients;
-    call.slice_tokens = {shape.slice_lengths.data(), keys.size()};
+    Slice& first = slice(data, op.stage, op.microbatch, 0);
+    call.keys_values = first.keys_values.data();
+    call.keys_values_gradient = first.keys_values_gradient.data();
+    call.sequence_tokens = shape.tokens();
     const int last = schedule_.num_stages() - 1;
     if (op.stage > 0) call.input = slice(data, op.stage - 1, op.microbatch, op.slice).output.data();
     if (op.stage < last) {

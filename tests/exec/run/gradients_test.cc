@@ -236,6 +236,20 @@ TEST(Gradients, MatchOneDeviceWithRecomputation) {
   }
 }
 
+// Rows of two sequences alternate in the buffers of keys and values; small_llama has grouped heads.
+TEST(Gradients, MatchOneDeviceWithUnevenSlicesOfTwoSequences) {
+  for (const char* name : {"seq1f1b", "seq1f1b-interleaved", "seq1f1b-zb2p"}) {
+    const Schedule schedule = typical(name, 4, 2);
+    for (const bool recompute : {false, true}) {
+      SCOPED_TRACE(testing::Message() << name << (recompute ? ", recomputation" : ""));
+      RunSpec spec = descent(test::small_llama(schedule.num_stages() + 1));
+      spec.tensor_parallel = 2;
+      spec.recompute = recompute;
+      expect_gradients(spec, schedule);
+    }
+  }
+}
+
 TEST(Gradients, MatchOneDeviceWithOverlappedReductions) {
   for (const std::string& name : kTypical) {
     SCOPED_TRACE(name);
