@@ -24,17 +24,6 @@ AttentionWork attention_work(const KernelCall& call) {
           .narrow = call.narrow_attention};
 }
 
-// The block with compute before and after it.
-WovenBlock shifted(WovenBlock block, double before, double after) {
-  for (WovenPart& part : block.parts) {
-    part.start_s += before;
-    part.end_s += before;
-  }
-  block.seconds += before + after;
-  block.outside_s = before + after;
-  return block;
-}
-
 // Marks the kernels that are launched as CUDA graphs, and groups of experts that the framework launches as one kernel.
 void set_launches(const Training& training, const Software& software, std::vector<KernelPart>& parts) {
   if (software.grouped_kernels) {
@@ -306,24 +295,17 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
   return out;
 }
 
-// F, then B with its weight gradients, one part after another.
-const Weave& AnalyticCost::serial_weave() {
-  static const Weave weave =
-      find_weave("attention(F) dispatch(F) experts(F) combine(F) combine(B) experts(B) dispatch(B) attention(B)");
-  return weave;
-}
-
 WovenBlock AnalyticCost::woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
   const LayersOfOp op = layers_of(pass_kernels(kind, stage, slice_shape(shape, slice)));
   const std::vector<LayerTimes> none;
   const bool forward = kind == OpKind::F;
-  return shifted(weave_block(serial_weave(), forward ? op.layers : none, forward ? none : op.layers), op.before_s,
-                 op.after_s);
+  return with_compute_around(weave_block(serial_weave(), forward ? op.layers : none, forward ? none : op.layers),
+                             op.before_s, op.after_s);
 }
 
 WovenBlock AnalyticCost::woven_recompute(int stage, const MicrobatchShape& shape, int slice) const {
   const LayersOfOp op = layers_of({{OpKind::F, recompute_parts(stage, slice_shape(shape, slice))}});
-  return shifted(weave_block(serial_weave(), op.layers, {}), op.before_s, op.after_s);
+  return with_compute_around(weave_block(serial_weave(), op.layers, {}), op.before_s, op.after_s);
 }
 
 WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
@@ -334,11 +316,11 @@ WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& f
   const double before = f.before_s + b.before_s;
   const double after = f.after_s + b.after_s;
   if (training_.joint_overlap == Training::JointOverlap::none) {
-    return shifted(weave_block(serial_weave(), f.layers, b.layers), before, after);
+    return with_compute_around(weave_block(serial_weave(), f.layers, b.layers), before, after);
   }
   const Contention contention{.compute_rate = 1 - static_cast<double>(training_.dispatch_sms()) / cluster_.gpu.num_sms};
   const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers, contention) : weave_;
-  return shifted(weave_block(weave, f.layers, b.layers, contention), before, after);
+  return with_compute_around(weave_block(weave, f.layers, b.layers, contention), before, after);
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {

@@ -105,7 +105,6 @@ class AnalyticCost : public CostModel {
     double after_s = 0;
   };
   LayersOfOp layers_of(const PassKernels& kernels) const;
-  static const Weave& serial_weave();
   double reduce_s(const StageContents& held, double bytes) const;
   double part_s(const KernelPart& part) const;
   // The fraction of routed experts in the parameters on one device.

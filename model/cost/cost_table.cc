@@ -9,6 +9,8 @@ namespace sluice::model {
 namespace {
 
 constexpr std::array kTableKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr std::array kComputeKinds = {OpKind::F, OpKind::I, OpKind::W};
+constexpr std::array kExchangeKinds = {OpKind::F, OpKind::I};
 constexpr std::int64_t kMaxTableTokens = std::int64_t{1} << 31;
 constexpr double kMaxTableSeconds = 1e6;
 
@@ -40,12 +42,18 @@ TimeCurve curve_from_json(JsonReader reader) {
 }
 
 void read_part(JsonReader reader, PartKind part, CostTable& table) {
-  for (const OpKind kind : kTableKinds) {
+  for (const OpKind kind : kinds_of(part)) {
     const std::string key(1, letter(kind));
     reader.allow(key);
     if (reader.has(key)) table.curve(part, kind) = curve_from_json(reader.at(key));
   }
   reader.finish();
+  if (is_of_expert_layer(part)) {
+    for (const OpKind kind : kinds_of(part)) {
+      if (!table.curve(part, kind)) reader.fail(std::string("expected times of \"") + letter(kind) + "\"");
+    }
+    return;
+  }
   if (!table.curve(part, OpKind::F)) reader.fail("expected a forward time, \"F\"");
   const bool split = table.curve(part, OpKind::I) && table.curve(part, OpKind::W);
   if (part != PartKind::recompute && !split && !table.curve(part, OpKind::B))
@@ -59,6 +67,7 @@ CostTable table_from_json(JsonReader root) {
   table.machine = root.string_or("machine", "");
   table.sequences = static_cast<int>(root.integer_or("sequences", 1, 1 << 20, 1));
   table.tensor_parallel = static_cast<int>(root.integer_or("tensor_parallel", 1, 1 << 16, 1));
+  table.expert_parallel = static_cast<int>(root.integer_or("expert_parallel", 1, 1 << 16, 1));
   JsonReader parts = root.at("parts");
   for (const PartKind part : kParts) {
     parts.allow(to_string(part));
@@ -115,8 +124,18 @@ std::string to_string(PartKind part) {
     case PartKind::head: return "head";
     case PartKind::stage: return "stage";
     case PartKind::recompute: return "recompute";
+    case PartKind::attention: return "attention";
+    case PartKind::dispatch: return "dispatch";
+    case PartKind::experts: return "experts";
+    case PartKind::combine: return "combine";
   }
   return "";
+}
+
+std::span<const OpKind> kinds_of(PartKind part) {
+  if (part == PartKind::dispatch || part == PartKind::combine) return kExchangeKinds;
+  if (is_of_expert_layer(part)) return kComputeKinds;
+  return kTableKinds;
 }
 
 std::string to_string(PassKind pass) { return pass == PassKind::optimizer ? "optimizer" : "norm"; }
@@ -155,6 +174,7 @@ std::string to_json_text(const CostTable& table) {
   if (!table.machine.empty()) root["machine"] = table.machine;
   root["sequences"] = table.sequences;
   root["tensor_parallel"] = table.tensor_parallel;
+  if (table.expert_parallel > 1) root["expert_parallel"] = table.expert_parallel;
   auto& parts = root["parts"] = nlohmann::ordered_json::object();
   for (const PartKind part : kParts) {
     for (const OpKind kind : kTableKinds) {

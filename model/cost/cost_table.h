@@ -3,20 +3,32 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "model/schedule/op.h"
+#include "model/workload/layer_part.h"
 
 namespace sluice::model {
 
 // The parts of a model whose times are measured. `stage` is the time of a whole stage's op in addition to its parts:
 // what the framework does around the kernels. `recompute`, which has only F, is the recomputation of a layer before its
-// backward; it is shorter than the layer's F where outputs that are not read are not computed.
-enum class PartKind : std::uint8_t { embedding, layer, head, stage, recompute };
-inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer, PartKind::head, PartKind::stage,
-                                      PartKind::recompute};
+// backward; it is shorter than the layer's F where outputs that are not read are not computed. `layer` and `recompute`
+// are of dense layers; a layer with experts consists of the last four parts (LayerPart), with waits for other ranks in
+// dispatch and combine.
+enum class PartKind : std::uint8_t { embedding, layer, head, stage, recompute, attention, dispatch, experts, combine };
+inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer,     PartKind::head,
+                                      PartKind::stage,     PartKind::recompute, PartKind::attention,
+                                      PartKind::dispatch,  PartKind::experts,   PartKind::combine};
+inline constexpr std::array kExpertLayerParts = {PartKind::attention, PartKind::dispatch, PartKind::experts,
+                                                 PartKind::combine};
 std::string to_string(PartKind part);
+constexpr bool is_of_expert_layer(PartKind part) { return part >= PartKind::attention; }
+constexpr PartKind part_kind(LayerPart part) { return kExpertLayerParts.at(static_cast<std::size_t>(part)); }
+// Returns the kinds of op that a profile or cost file may have of a part: of a layer with experts F, I and, where there
+// are weights, W, of which B is the sum.
+std::span<const OpKind> kinds_of(PartKind part);
 
 // Time of one kind of op of one part, as a function of the tokens of a slice, i, and of its context, j (Li et al. 2021,
 // TeraPipe, eq. 9): t(i, j) = t(i, 0) + t_ctx(i, j). t(i, 0) is measured, and linear between measured lengths; it is
@@ -67,7 +79,8 @@ struct CostTable {
   std::string machine;
   int sequences = 1;  // sequences per microbatch in the measurements
   int tensor_parallel = 1;
-  std::array<std::array<std::optional<TimeCurve>, 4>, 5> curves;  // by PartKind and OpKind
+  int expert_parallel = 1;                                                    // of layers with experts
+  std::array<std::array<std::optional<TimeCurve>, 4>, kParts.size()> curves;  // by PartKind and OpKind
   std::vector<LinkTime> links;
   std::array<std::optional<PassTime>, 2> passes;  // by PassKind; elements are parameters
   std::vector<SumTime> sums;                      // by ascending number of ranks

@@ -13,9 +13,14 @@ constexpr double kMaxProfileSeconds = 1e6;
 // Shorter than the resolution of any clock; relative errors need times above 0.
 constexpr double kLeastSeconds = 1e-12;
 
-const std::vector<std::string> kPartNames = {"embedding", "layer", "head", "stage", "recompute"};  // as PartKind
-const std::vector<std::string> kPassNames = {"optimizer", "norm"};                                 // as PassKind
+const std::vector<std::string> kPassNames = {"optimizer", "norm"};  // as PassKind
 const std::vector<std::string> kKindNames = {"F", "I", "W", "B"};
+
+std::vector<std::string> part_names() {
+  std::vector<std::string> names;
+  for (const PartKind part : kParts) names.push_back(to_string(part));
+  return names;
+}
 
 template <typename T>
 T named(const JsonReader& reader, const std::vector<std::string>& names, const std::vector<T>& values) {
@@ -25,12 +30,19 @@ T named(const JsonReader& reader, const std::vector<std::string>& names, const s
 
 ProfileSample sample_from_json(JsonReader reader) {
   ProfileSample sample;
-  sample.part = named<PartKind>(reader.at("part"), kPartNames, {kParts.begin(), kParts.end()});
+  sample.part = named<PartKind>(reader.at("part"), part_names(), {kParts.begin(), kParts.end()});
   sample.kind = named<OpKind>(reader.at("kind"), kKindNames, {OpKind::F, OpKind::I, OpKind::W, OpKind::B});
+  const std::span<const OpKind> kinds = kinds_of(sample.part);
+  if (std::find(kinds.begin(), kinds.end(), sample.kind) == kinds.end()) {
+    reader.at("kind").fail(kinds.size() > 2 ? "expected F, I or W of this part" : "expected F or I of this part");
+  }
   sample.tokens = reader.integer("tokens", 1, kMaxProfileTokens);
   sample.context = reader.integer_or("context", 0, kMaxProfileTokens, 0);
   sample.sequences = static_cast<int>(reader.integer_or("sequences", 1, 1 << 20, 1));
   sample.tensor_parallel = static_cast<int>(reader.integer_or("tensor_parallel", 1, 1 << 16, 1));
+  if (is_of_expert_layer(sample.part)) {
+    sample.expert_parallel = static_cast<int>(reader.integer_or("expert_parallel", 1, 1 << 16, 1));
+  }
   sample.seconds = reader.number("seconds", kLeastSeconds, kMaxProfileSeconds);
   sample.spread_s = reader.number_or("spread_s", 0, kMaxProfileSeconds, 0);
   reader.finish();
@@ -116,6 +128,7 @@ std::string to_json_text(const Profile& profile) {
                                {"tensor_parallel", sample.tensor_parallel},
                                {"seconds", sample.seconds},
                                {"spread_s", sample.spread_s}});
+    if (is_of_expert_layer(sample.part)) root["samples"].back()["expert_parallel"] = sample.expert_parallel;
   }
   for (const ProfileTransfer& transfer : profile.transfers) {
     root["transfers"].push_back({{"link", transfer.link}, {"bytes", transfer.bytes}, {"seconds", transfer.seconds}});

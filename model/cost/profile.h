@@ -17,7 +17,8 @@ struct ProfileSample {
   std::int64_t context = 0;
   int sequences = 1;  // of the microbatch
   int tensor_parallel = 1;
-  double seconds = 0;  // above 0
+  int expert_parallel = 1;  // of the parts of layers with experts; 1 elsewhere
+  double seconds = 0;       // above 0
   double spread_s = 0;
 };
 

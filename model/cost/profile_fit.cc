@@ -218,7 +218,8 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
         fmt::format("{}: slices with context take much less time than those without: was the machine busy? Of t_ctx, "
                     "{} terms are fitted",
                     name_of_curve(part, kind), fitted.terms));
-  } else if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.with_context > 0)) {
+  } else if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute ||
+                                  part == PartKind::attention || fit.with_context > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
   ErrorSum sum;
@@ -382,6 +383,19 @@ void fit_sums(const Profile& profile, int folds, ProfileFit& out) {
   }
 }
 
+// Returns the expert-parallel size of the samples of layers with experts; 1 without any.
+int expert_parallel_of(const Profile& profile) {
+  std::set<int> sizes;
+  for (const ProfileSample& sample : profile.samples) {
+    if (is_of_expert_layer(sample.part)) sizes.insert(sample.expert_parallel);
+  }
+  if (sizes.size() > 1) {
+    throw InputError(fmt::format("{}: /samples: a cost file is for one value of expert_parallel, got {}",
+                                 profile.source, fmt::join(sizes, ", ")));
+  }
+  return sizes.empty() ? 1 : *sizes.begin();
+}
+
 // The single value of `of` among the samples, or the requested one.
 int choose(const Profile& profile, const std::optional<int>& asked, const char* key, const char* flag, auto of) {
   std::set<int> values;
@@ -409,6 +423,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
                                [](const ProfileSample& sample) { return sample.sequences; });
   out.table.tensor_parallel = choose(profile, choice.tensor_parallel, "tensor_parallel", "--tensor-parallel",
                                      [](const ProfileSample& sample) { return sample.tensor_parallel; });
+  out.table.expert_parallel = expert_parallel_of(profile);
   std::map<std::pair<PartKind, OpKind>, std::vector<ProfileSample>> grouped;
   for (const ProfileSample& sample : profile.samples) {
     if (sample.sequences != out.table.sequences || sample.tensor_parallel != out.table.tensor_parallel) continue;
@@ -424,7 +439,13 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
     if (!has(OpKind::F)) {
       throw InputError(fmt::format("{}: /samples: part {} has no forward, F", profile.source, to_string(part)));
     }
-    if (part != PartKind::recompute && !has(OpKind::B) && !(has(OpKind::I) && has(OpKind::W))) {
+    if (is_of_expert_layer(part)) {
+      for (const OpKind kind : kinds_of(part)) {
+        if (has(kind)) continue;
+        throw InputError(
+            fmt::format("{}: /samples: part {} has no samples of {}", profile.source, to_string(part), letter(kind)));
+      }
+    } else if (part != PartKind::recompute && !has(OpKind::B) && !(has(OpKind::I) && has(OpKind::W))) {
       throw InputError(
           fmt::format("{}: /samples: part {} has no backward, B or I and W", profile.source, to_string(part)));
     }

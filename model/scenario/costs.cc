@@ -123,7 +123,11 @@ void ScenarioCosts::make_cost(const Schedule& schedule) {
 ParameterCounts ScenarioCosts::count_parameters(const Schedule& schedule) const {
   ParameterCounts counts;
   for (const StageContents& stage : stages_) {
-    counts.of_stage.push_back(stage_parameters_per_device(*scenario_.model, scenario_.training.tp, stage));
+    const Training& training = scenario_.training;
+    counts.of_stage.push_back(
+        stage_parameters_per_device(*scenario_.model, training.tp, stage, training.expert_ranks()));
+    counts.experts_of_stage.push_back(
+        stage_expert_parameters_per_device(*scenario_.model, stage, training.expert_ranks()));
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     std::int64_t on_rank = 0;

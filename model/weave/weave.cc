@@ -280,6 +280,22 @@ Weave find_weave(std::string_view text, std::string_view place) {
   return {std::string(text), parse_order(text, place)};
 }
 
+const Weave& serial_weave() {
+  static const Weave weave =
+      find_weave("attention(F) dispatch(F) experts(F) combine(F) combine(B) experts(B) dispatch(B) attention(B)");
+  return weave;
+}
+
+WovenBlock with_compute_around(WovenBlock block, double before, double after) {
+  for (WovenPart& part : block.parts) {
+    part.start_s += before;
+    part.end_s += before;
+  }
+  block.seconds += before + after;
+  block.outside_s = before + after;
+  return block;
+}
+
 WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
                        const Contention& contention) {
   TwoLanes lanes(contention);

@@ -87,6 +87,11 @@ struct WovenBlock {
 WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
                        const Contention& contention = {});
 
+// The order without overlap: the parts of F, then those of B with its weight gradients.
+const Weave& serial_weave();
+// Returns the block with compute before and after it, in seconds.
+WovenBlock with_compute_around(WovenBlock block, double before, double after);
+
 // Returns the weave of all_weaves with the shortest block; of equal ones the first.
 const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
                            const Contention& contention = {});

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -154,6 +155,133 @@ TEST(FittedCostTest, RejectsPartsThatWereNotMeasured) {
   two.links.push_back({"other", 0, 1});
   EXPECT_EQ(error_of([&] { FittedCost(two, Training{}, kStages); }),
             "cost.json: /links: without a cluster: expected one link, got 2");
+}
+
+// Seconds of the parts of a layer with experts, with expert-parallel size 2; a dense layer takes 2, 3 and 1.5 s.
+CostTable expert_table() {
+  CostTable out = table();
+  out.expert_parallel = 2;
+  const auto set = [&](PartKind part, OpKind kind, double seconds) {
+    out.curve(part, kind) = TimeCurve{.tokens = {128}, .seconds = {seconds}};
+  };
+  set(PartKind::attention, OpKind::F, 4);
+  set(PartKind::dispatch, OpKind::F, 1);
+  set(PartKind::experts, OpKind::F, 3);
+  set(PartKind::combine, OpKind::F, 2);
+  set(PartKind::attention, OpKind::I, 3);
+  set(PartKind::dispatch, OpKind::I, 2);
+  set(PartKind::experts, OpKind::I, 4);
+  set(PartKind::combine, OpKind::I, 1);
+  set(PartKind::attention, OpKind::W, 2);
+  set(PartKind::experts, OpKind::W, 5);
+  return out;
+}
+
+Training expert_training() {
+  Training training;
+  training.dp = training.ep = 2;
+  return training;
+}
+
+const MicrobatchShape kWhole{2, {128}};
+
+TEST(FittedCostTest, AddsUpThePartsOfLayersWithExperts) {
+  const FittedCost cost(expert_table(), expert_training(), {{.layers = 3, .expert_layers = 2}});
+  EXPECT_EQ(cost.compute_s(OpKind::F, 0, kWhole, 0), 2 + 2 * 10);
+  EXPECT_EQ(cost.compute_s(OpKind::I, 0, kWhole, 0), 3 + 2 * 10);
+  EXPECT_EQ(cost.compute_s(OpKind::W, 0, kWhole, 0), 1.5 + 2 * 7);
+  EXPECT_EQ(cost.compute_s(OpKind::B, 0, kWhole, 0), 4.5 + 2 * 17);
+  // Exchanges take 1 + 2 s forward and backward per layer, none of them hidden.
+  for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::B}) {
+    const WovenBlock block = cost.woven_op(kind, 0, kWhole, 0);
+    EXPECT_EQ(block.seconds, cost.compute_s(kind, 0, kWhole, 0));
+    EXPECT_EQ(block.communication_s, 6);
+    EXPECT_EQ(block.exposed_s, 6);
+  }
+  EXPECT_EQ(cost.woven_op(OpKind::W, 0, kWhole, 0).communication_s, 0);
+  Training full = expert_training();
+  full.recompute = Training::Recompute::full;
+  EXPECT_EQ(FittedCost(expert_table(), full, {{.layers = 3, .expert_layers = 2}}).recompute_s(0, kWhole, 0),
+            2 + 2 * 10);
+  EXPECT_TRUE(
+      FittedCost(expert_table(), expert_training(), {{.layers = 3}}).woven_op(OpKind::F, 0, kWhole, 0).parts.empty());
+}
+
+// dualpipe with one layer each. Compute: attention(F) 0-4, experts(B) 4-8, experts(W) 8-13, experts(F) 13-16,
+// attention(B) 16-19, attention(W) 19-21; dispatch(B) 8-10 and combine(F) 16-18 are hidden, as are the others. With an
+// I, without weight gradients: experts(F) 8-11, attention(B) 11-14.
+TEST(FittedCostTest, WeavesThePartsOfJointBlocks) {
+  const std::vector<StageContents> stages = {{.layers = 1, .expert_layers = 1},
+                                             {.layers = 1, .expert_layers = 1, .head = true}};
+  const auto joint = [&](const Training& training, OpKind backward, int stage = 0) {
+    return FittedCost(expert_table(), training, stages).joint_s(stage, kWhole, 0, backward, stage, kWhole, 0);
+  };
+  EXPECT_EQ(joint(expert_training(), OpKind::B), 21);
+  EXPECT_EQ(joint(expert_training(), OpKind::I), 14);
+  EXPECT_EQ(joint(expert_training(), OpKind::B, 1), 21 + 4 + 8);
+  const FittedCost cost(expert_table(), expert_training(), stages);
+  const WovenBlock block = cost.woven_joint(0, kWhole, 0, OpKind::B, 0, kWhole, 0);
+  EXPECT_EQ(block.communication_s, 6);
+  EXPECT_EQ(block.exposed_s, 0);
+  Training serial = expert_training();
+  serial.joint_overlap = Training::JointOverlap::none;
+  EXPECT_EQ(joint(serial, OpKind::B), 27);
+  EXPECT_EQ(FittedCost(expert_table(), serial, stages).woven_joint(0, kWhole, 0, OpKind::B, 0, kWhole, 0).exposed_s, 6);
+  Training full = expert_training();
+  full.recompute = Training::Recompute::full;
+  EXPECT_EQ(joint(full, OpKind::B), 27);
+  Training searched = expert_training();
+  searched.weave = kSearchedWeave;
+  EXPECT_LE(joint(searched, OpKind::B), 21);
+}
+
+// The experts of two replicas differ with expert-parallel size 2: only the other 25 of 100 parameters are reduced.
+TEST(FittedCostTest, ReducesGradientsOfExpertsOverRanksThatHaveThem) {
+  CostTable measured = expert_table();
+  measured.sums = {{.ranks = 2, .latency_s = 0.5, .bandwidth_bytes_per_s = 10}};
+  const std::vector<StageContents> stages = {{.layers = 1, .expert_layers = 1}};
+  const ParameterCounts parameters{.of_stage = {100}, .experts_of_stage = {75}, .most_on_a_rank = 100};
+  const FittedCost cost(measured, expert_training(), stages, nullptr, parameters);
+  EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 400), 0.5 + 10);
+  EXPECT_EQ(cost.collective_s(CollectiveKind::global_norm, -1, 20), 0.5 + 2);  // over both replicas
+  Training copies = expert_training();
+  copies.ep = measured.expert_parallel = 1;
+  const FittedCost apart(measured, copies, stages, nullptr, parameters);
+  EXPECT_EQ(apart.collective_s(CollectiveKind::gradient_reduce, 0, 400), 0.5 + 10 + 0.5 + 30);
+}
+
+TEST(FittedCostTest, RejectsExpertsThatWereNotMeasured) {
+  const std::vector<StageContents> stages = {{.layers = 1, .expert_layers = 1}};
+  EXPECT_EQ(error_of([&] { FittedCost(expert_table(), Training{}, stages); }),
+            "cost.json: /expert_parallel: times are for expert-parallel size 2, got 1");
+  CostTable without = expert_table();
+  without.curve(PartKind::combine, OpKind::F).reset();
+  EXPECT_EQ(error_of([&] { FittedCost(without, expert_training(), stages); }),
+            "cost.json: /parts/combine: required key is missing (stage 0 has this part)");
+}
+
+TEST(CostFile, HasThePartsOfLayersWithExperts) {
+  const std::string text = to_json_text(expert_table());
+  const CostTable again = parse_cost_table(text, "again");
+  EXPECT_EQ(to_json_text(again), text);
+  EXPECT_EQ(again.expert_parallel, 2);
+  EXPECT_EQ(again.curve(PartKind::combine, OpKind::I)->at(128, 0), 1);
+  EXPECT_EQ(to_json_text(table()).find("expert"), std::string::npos);
+  const auto error = [&](PartKind part, OpKind kind, bool set) {
+    nlohmann::json file = nlohmann::json::parse(text);
+    nlohmann::json& at = file["parts"][to_string(part)];
+    const std::string key(1, letter(kind));
+    if (set) {
+      at[key] = at["F"];
+    } else {
+      at.erase(key);
+    }
+    return error_of([&] { parse_cost_table(file.dump(), "cost.json"); });
+  };
+  EXPECT_THAT(error(PartKind::dispatch, OpKind::W, true), testing::HasSubstr("/parts/dispatch/W: unknown key"));
+  EXPECT_THAT(error(PartKind::experts, OpKind::B, true), testing::HasSubstr("/parts/experts/B: unknown key"));
+  EXPECT_THAT(error(PartKind::combine, OpKind::I, false),
+              testing::HasSubstr("/parts/combine: expected times of \"I\""));
 }
 
 TEST(CostFile, RoundTripsThroughItsText) {

@@ -289,7 +289,49 @@ std::string parse_error(const std::string& text) {
   return "no error";
 }
 
+Profile expert_profile(int expert_parallel) {
+  Profile profile{.source = "p.json"};
+  for (const PartKind part : kExpertLayerParts) {
+    for (const OpKind kind : kinds_of(part)) {
+      profile.samples.push_back(
+          {.part = part, .kind = kind, .tokens = 8, .expert_parallel = expert_parallel, .seconds = 0.5});
+    }
+  }
+  return profile;
+}
+
+TEST(FitProfile, FitsThePartsOfLayersWithExperts) {
+  const Profile profile = expert_profile(4);
+  const ProfileFit fit = fit_profile(profile, {});
+  EXPECT_EQ(fit.table.expert_parallel, 4);
+  EXPECT_EQ(fit.curves.size(), 3U + 2U + 3U + 2U);
+  EXPECT_EQ(fit.table.curve(PartKind::dispatch, OpKind::I)->at(8, 0), 0.5);
+  EXPECT_FALSE(fit.table.curve(PartKind::dispatch, OpKind::W));
+  // Only attention depends on the tokens before a slice.
+  EXPECT_THAT(fit.warnings, ElementsAre(HasSubstr("attention F"), HasSubstr("attention I"), HasSubstr("attention W")));
+  const std::string text = to_json_text(profile);
+  EXPECT_EQ(to_json_text(parse_profile(text, "p.json")), text);
+}
+
+TEST(FitProfile, RejectsIncompleteOrMixedPartsOfLayersWithExperts) {
+  Profile mixed = expert_profile(4);
+  mixed.samples.back().expert_parallel = 2;
+  EXPECT_EQ(error_of(mixed), "p.json: /samples: a cost file is for one value of expert_parallel, got 2, 4");
+  Profile incomplete = expert_profile(1);
+  incomplete.samples.pop_back();
+  EXPECT_EQ(error_of(incomplete), "p.json: /samples: part combine has no samples of I");
+}
+
 TEST(Profile, ErrorsNameThePlace) {
+  EXPECT_THAT(
+      parse_error(R"({"schema": "sluice.profile/1", "samples": [{"part": "combine", "kind": "W", "tokens": 1}]})"),
+      HasSubstr("p.json: /samples/0/kind: expected F or I of this part, got \"W\""));
+  EXPECT_THAT(
+      parse_error(R"({"schema": "sluice.profile/1", "samples": [{"part": "experts", "kind": "B", "tokens": 1}]})"),
+      HasSubstr("p.json: /samples/0/kind: expected F, I or W of this part, got \"B\""));
+  EXPECT_THAT(parse_error(R"({"schema": "sluice.profile/1", "samples": [{"part": "layer", "kind": "F", "tokens": 1,
+                              "seconds": 1, "expert_parallel": 2}]})"),
+              HasSubstr("expert_parallel"));
   EXPECT_EQ(parse_error(R"({"schema": "sluice.profile/2", "samples": []})"),
             "p.json: /schema: expected \"sluice.profile/1\", got \"sluice.profile/2\"");
   EXPECT_EQ(parse_error(R"({"schema": "sluice.profile/1"})"), "p.json: /samples: required key is missing");
