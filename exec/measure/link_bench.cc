@@ -9,12 +9,14 @@
 #include "exec/steady_clock.h"
 #include "exec/transport/all_reduce.h"
 #include "exec/transport/device_transport.h"
+#include "exec/transport/expert_exchange.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
 
 constexpr int kTensorGroup = 1;
+constexpr int kBenchExpertGroup = 2;
 constexpr int kFirstAllReduceGroup = 16;
 // Time that a receiver has waited when its message is sent: long enough to be asleep, as in a run.
 constexpr std::int64_t kWaitBeforeMessage_ns = 100'000;
@@ -34,6 +36,10 @@ class HostLinkBench final : public LinkBench {
     if (spec.tensor_parallel > 1) {
       tensor_ =
           std::make_unique<AllReduceGroup>(transport, Channel::tensor, block(me, spec.tensor_parallel), kTensorGroup);
+    }
+    if (spec.expert_parallel > 1) {
+      experts_ = std::make_unique<ExpertExchange>(transport, Channel::tensor, block(me, spec.expert_parallel),
+                                                  kBenchExpertGroup, 2 * to_size(spec.experts));
     }
     for (const int size : spec.group_sizes) {
       groups_.push_back(std::make_unique<AllReduceGroup>(transport, Channel::collective, block(me, size),
@@ -84,8 +90,7 @@ class HostLinkBench final : public LinkBench {
     (*group)->all_reduce_sum(reinterpret_cast<float*>(array_.data()), bytes / 4);
     return in_seconds(now_ns() - began);
   }
-  TensorGroup* tensor() override { return tensor_.get(); }
-  StreamGroup* stream_tensor() override { return nullptr; }
+  OpGroups groups() override { return {.tensor = tensor_.get(), .experts = experts_.get()}; }
 
  private:
   static void spin(std::int64_t nanoseconds) {
@@ -96,6 +101,7 @@ class HostLinkBench final : public LinkBench {
 
   Transport& transport_;
   std::unique_ptr<AllReduceGroup> tensor_;
+  std::unique_ptr<ExpertExchange> experts_;
   std::vector<std::unique_ptr<AllReduceGroup>> groups_;
   std::vector<std::byte> array_;
   std::int64_t messages_ = 0;
@@ -116,6 +122,12 @@ class DeviceLinkBench final : public LinkBench {
     if (spec.tensor_parallel > 1) {
       tensor_ = static_cast<std::ptrdiff_t>(links.groups.size()) + transport.rank() / spec.tensor_parallel;
       add_blocks(spec.tensor_parallel);
+    }
+    if (spec.expert_parallel > 1) {
+      const std::size_t first = links.groups.size();
+      experts_ = static_cast<std::ptrdiff_t>(first) + transport.rank() / spec.expert_parallel;
+      add_blocks(spec.expert_parallel);
+      for (std::size_t group = first; group < links.groups.size(); ++group) links.exchanges.push_back(group);
     }
     for (const int size : sizes_) {
       first_of_size_.push_back(links.groups.size());
@@ -176,8 +188,10 @@ class DeviceLinkBench final : public LinkBench {
     device_.synchronize(*events_[1]);
     return in_seconds(device_.nanoseconds_between(*events_[0], *events_[1]));
   }
-  TensorGroup* tensor() override { return nullptr; }
-  StreamGroup* stream_tensor() override { return tensor_ < 0 ? nullptr : connection_->group(to_size(tensor_)); }
+  OpGroups groups() override {
+    const auto group = [&](std::ptrdiff_t at) { return at < 0 ? nullptr : connection_->group(to_size(at)); };
+    return {.stream_tensor = group(tensor_), .stream_experts = group(experts_)};
+  }
 
  private:
   void wait_for(DeviceMessage& message) {
@@ -196,6 +210,7 @@ class DeviceLinkBench final : public LinkBench {
   std::vector<int> sizes_;
   std::vector<std::size_t> first_of_size_;
   std::ptrdiff_t tensor_ = -1;
+  std::ptrdiff_t experts_ = -1;
   std::unique_ptr<DeviceConnection> connection_;
   std::unique_ptr<Stream> stream_;
   std::array<std::unique_ptr<Event>, 5> events_;

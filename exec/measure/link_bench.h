@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "exec/measure/part_bench.h"
 #include "exec/run/run_devices.h"
 #include "exec/transport/transport.h"
 
@@ -22,13 +23,14 @@ class LinkBench {
   // Times an all-reduce of float32 over groups of `ranks` workers; returns the seconds since this worker called it.
   // Precondition: one of the group sizes.
   virtual double time_sum(int ranks, std::int64_t bytes) = 0;
-  // The groups of the tensor-parallel ranks of a stage, for ops: one is null, both without tensor parallelism.
-  virtual TensorGroup* tensor() = 0;
-  virtual StreamGroup* stream_tensor() = 0;
+  // The groups for ops: of the tensor-parallel ranks of a stage, and of its expert groups.
+  virtual OpGroups groups() = 0;
 };
 
 struct LinkBenchSpec {
   int tensor_parallel = 1;
+  int expert_parallel = 1;
+  int experts = 0;               // of a layer
   std::vector<int> group_sizes;  // of consecutive workers; each divides the number of workers
   std::int64_t most_bytes = 0;   // of a message or all-reduce
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <random>
 #include <utility>
@@ -35,30 +36,77 @@ SliceShape slice_shape_of(const PartBenchSpec& spec, std::int64_t tokens, std::i
   return {.sequences = spec.sequences, .tokens = tokens, .context = context};
 }
 
+// An op and its parts in the order in which Stage runs them.
+std::vector<StagePart> parts_in_order(OpKind kind, int layers) {
+  using enum LayerPart;
+  std::vector<StagePart> parts;
+  for (int i = 0; i < layers; ++i) {
+    const bool forward = kind == OpKind::F;
+    const int layer = forward ? i : layers - 1 - i;
+    const auto add = [&](PartPass pass, std::initializer_list<LayerPart> order) {
+      for (const LayerPart part : order) parts.push_back({pass, part, layer});
+    };
+    if (forward) {
+      add(PartPass::forward, {attention, dispatch, experts, combine});
+      continue;
+    }
+    add(PartPass::input_gradient, {combine, experts, dispatch, attention});
+    if (kind == OpKind::B) add(PartPass::weight_gradient, {attention, experts});
+  }
+  return parts;
+}
+
+constexpr std::array kKindOfPass = {OpKind::F, OpKind::I, OpKind::W};  // by PartPass
+
 }  // namespace
 
-std::array<PartBench::Part, 3> PartBench::make_parts(const PartBenchSpec& spec) {
-  std::array<Part, 3> parts;
+std::vector<PartKind> model_parts(const Transformer& model) {
+  std::vector<PartKind> parts = {PartKind::embedding};
+  if (model.dense_layers() > 0) parts.push_back(PartKind::layer);
+  parts.push_back(PartKind::head);
+  if (model.has_experts()) parts.push_back(PartKind::experts);
+  return parts;
+}
+
+int PartBench::layers_of(const PartBenchSpec& spec, PartKind part) {
+  const Transformer& model = spec.model;
+  if (part == PartKind::experts) return std::min(spec.layers, model.layers - model.dense_layers());
+  if (part != PartKind::layer) return 1;
+  return model.has_experts() ? std::min(spec.layers, model.dense_layers()) : spec.layers;
+}
+
+std::unique_ptr<Stage> PartBench::make_stage_of(const PartBenchSpec& spec, const StageContents& contents,
+                                                int first_layer, bool sliced) {
+  StageSpec of{.model = spec.model,
+               .contents = contents,
+               .first_layer = first_layer,
+               .tensor_parallel = spec.tensor_parallel,
+               .tensor_rank = spec.tensor_rank,
+               .data_rank = spec.data_rank,
+               .expert_parallel = spec.expert_parallel,
+               .recompute = spec.recompute,
+               .sliced = sliced};
+  of.model.layers = std::max(spec.model.layers, spec.layers);
+  return spec.kernels != nullptr ? spec.kernels->make_stage(of, spec.precision) : make_cpu_stage(of, spec.precision);
+}
+
+PartBench::Parts PartBench::make_parts(const PartBenchSpec& spec) {
+  Parts parts;
   const bool slices =
       std::any_of(spec.cells.begin(), spec.cells.end(), [&](const ProfileCell& cell) { return !is_whole(spec, cell); });
-  for (const PartKind kind : kModelParts) {
-    StageSpec of{.model = spec.model,
-                 .tensor_parallel = spec.tensor_parallel,
-                 .tensor_rank = spec.tensor_rank,
-                 .recompute = spec.recompute};
-    of.model.layers = std::max(spec.model.layers, spec.layers);
-    of.contents.embedding = kind == PartKind::embedding;
-    of.contents.layers = kind == PartKind::layer ? spec.layers : 0;
-    of.contents.head = kind == PartKind::head;
-    of.contents.tied_copy = of.contents.head && spec.model.tied_embeddings;
-    Part& part = parts[static_cast<std::size_t>(kind)];
-    const auto make = [&] {
-      return spec.kernels != nullptr ? spec.kernels->make_stage(of, spec.precision)
-                                     : make_cpu_stage(of, spec.precision);
-    };
-    part.stage = make();
-    of.sliced = true;
-    if (kind == PartKind::layer && slices) part.sliced = make();
+  for (const PartKind kind : model_parts(spec.model)) {
+    StageContents contents;
+    const bool experts = kind == PartKind::experts;
+    const bool has_layers = experts || kind == PartKind::layer;
+    contents.embedding = kind == PartKind::embedding;
+    contents.layers = has_layers ? layers_of(spec, kind) : 0;
+    contents.expert_layers = experts ? contents.layers : 0;
+    contents.head = kind == PartKind::head;
+    contents.tied_copy = contents.head && spec.model.tied_embeddings;
+    Part& part = parts[slot_of(kind)];
+    const int first_layer = experts ? spec.first_expert_layer : 0;
+    part.stage = make_stage_of(spec, contents, first_layer, false);
+    if (has_layers && slices) part.sliced = make_stage_of(spec, contents, first_layer, true);
   }
   return parts;
 }
@@ -67,10 +115,11 @@ const Stage& PartBench::stage_of(const Part& part, const ProfileCell& cell) cons
   return part.sliced && !is_whole(spec_, cell) ? *part.sliced : *part.stage;
 }
 
-PartBench::Sizes PartBench::sizes_of(const PartBenchSpec& spec, const std::array<Part, 3>& parts) {
+PartBench::Sizes PartBench::sizes_of(const PartBenchSpec& spec, const Parts& parts) {
   Sizes sizes;
   const auto raise = [](std::int64_t& most, std::int64_t bytes) { most = std::max(most, bytes); };
   for (const Part& part : parts) {
+    if (part.stage == nullptr) continue;
     for (const ProfileCell& cell : spec.cells) {
       const Stage& stage = part.sliced && !is_whole(spec, cell) ? *part.sliced : *part.stage;
       const SliceShape shape = slice_shape_of(spec, cell.tokens, cell.context);
@@ -88,9 +137,10 @@ PartBench::Sizes PartBench::sizes_of(const PartBenchSpec& spec, const std::array
   return sizes;
 }
 
-std::int64_t PartBench::allocated_bytes(const std::array<Part, 3>& parts, const Sizes& sizes) {
+std::int64_t PartBench::allocated_bytes(const Parts& parts, const Sizes& sizes) {
   std::int64_t bytes = aligned(sizes.scratch);
   for (const Part& part : parts) {
+    if (part.stage == nullptr) continue;
     const StageMemory memory = part.stage->memory();
     bytes += aligned(memory.weights) + aligned(memory.gradients) + aligned(memory.optimizer_state);
   }
@@ -110,6 +160,10 @@ PartBench::PartBench(const PartBenchSpec& spec, Device* device)
     : spec_(spec), device_(spec.kernels != nullptr ? device : nullptr), parts_(make_parts(spec)) {
   const Sizes sizes = sizes_of(spec_, parts_);
   const std::int64_t bytes = allocated_bytes(parts_, sizes);
+  // Those of an op of layers with experts: at its ends, and between up to six parts per layer.
+  const std::size_t most_marks = to_size(spec_.model.has_experts() ? 6 * std::max(spec_.layers, 1) + 3 : 6);
+  marks_.resize(most_marks);
+  events_.resize(device_ != nullptr ? most_marks : 0);
   if (device_ != nullptr) {
     device_->make_current();
     stream_ = device_->make_stream(StreamPriority::normal);
@@ -129,6 +183,7 @@ PartBench::PartBench(const PartBenchSpec& spec, Device* device)
     tokens_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
     targets_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
   }
+  load_tables();
   load_tokens();
 }
 
@@ -140,17 +195,33 @@ PartBench::~PartBench() {
   device_->settle(*stream_);
   device_->release(memory_);
   device_->release(small_);
+  for (const Buffers& buffers : buffers_) {
+    if (buffers.on_host != nullptr) device_->release_host(buffers.on_host);
+  }
+}
+
+void PartBench::load_tables() {
+  if (device_ == nullptr) return;
+  const auto bytes = static_cast<std::int64_t>(tokens_.size() * sizeof(std::int32_t));
+  const std::int64_t before_tables = 2 * aligned(bytes) + aligned(std::int64_t{sizeof(float)});
+  std::int64_t tables = 0;
+  for (const Part& part : parts_) {
+    if (part.stage != nullptr) tables = std::max(tables, part.stage->table_bytes(spec_.sequence_length));
+  }
+  small_ = device_->allocate(before_tables + tables);
+  tables_ = small_ + before_tables;
+  for (const Part& part : parts_) {
+    if (part.stage != nullptr) part.stage->fill_tables(tables_, spec_.sequence_length, *stream_);
+  }
+  const std::int64_t host_bytes = spec_.model.has_experts() ? part_of(PartKind::experts).stage->slice_host_bytes() : 0;
+  for (Buffers& buffers : buffers_) {
+    if (host_bytes > 0) buffers.on_host = device_->allocate_host(host_bytes);
+  }
 }
 
 void PartBench::load_tokens() {
   if (device_ == nullptr) return;
   const auto bytes = static_cast<std::int64_t>(tokens_.size() * sizeof(std::int32_t));
-  const std::int64_t before_tables = 2 * aligned(bytes) + aligned(std::int64_t{sizeof(float)});
-  std::int64_t tables = 0;
-  for (const Part& part : parts_) tables = std::max(tables, part.stage->table_bytes(spec_.sequence_length));
-  small_ = device_->allocate(before_tables + tables);
-  tables_ = small_ + before_tables;
-  for (const Part& part : parts_) part.stage->fill_tables(tables_, spec_.sequence_length, *stream_);
   device_->copy(small_, tokens_.data(), bytes, *stream_);
   device_->copy(small_ + aligned(bytes), targets_.data(), bytes, *stream_);
   device_->synchronize(*stream_);
@@ -190,6 +261,7 @@ void PartBench::place(const Sizes& sizes) {
     return here;
   };
   for (Part& part : parts_) {
+    if (part.stage == nullptr) continue;
     const StageMemory memory = part.stage->memory();
     part.weights = next(memory.weights);
     part.gradients = next(memory.gradients);
@@ -251,12 +323,13 @@ void PartBench::fill_weights(Part& part) {
   device_->synchronize(*stream_);
 }
 
-std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers,
-                             TensorGroup* tensor, StreamGroup* stream_group) {
+SliceCall PartBench::call_of(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers,
+                             const OpGroups& groups) {
   const Stage& stage = stage_of(part, cell);
   SliceCall call;
   call.shape = slice_shape_of(spec_, cell.tokens, cell.context);
-  call.tensor = tensor;
+  call.tensor = groups.tensor;
+  call.experts = groups.experts;
   call.weights = part.weights;
   call.gradients = part.gradients;
   call.scratch = scratch_;
@@ -280,7 +353,9 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
     call.tables = tables_;
     call.stream = stream_.get();
     call.device = device_;
-    call.stream_group = stream_group;
+    call.stream_group = groups.stream_tensor;
+    call.stream_experts = groups.stream_experts;
+    call.on_host = buffers.on_host;
   }
   call.loss_scale = 1 / static_cast<double>(spec_.sequences * spec_.sequence_length);
 
@@ -289,6 +364,13 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
     zero(buffers.keys_values_gradient,
          stage.slice_memory(slice_shape_of(spec_, key_tokens(cell), 0)).keys_values_gradient);
   }
+  return call;
+}
+
+std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers,
+                             const OpGroups& groups) {
+  SliceCall call = call_of(kind, part, cell, buffers, groups);
+  const Stage& stage = stage_of(part, cell);
   switch (kind) {
     case OpKind::F: stage.forward(call); break;
     case OpKind::I: stage.input_gradient(call); break;
@@ -298,11 +380,111 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
   return call.recompute_ns;
 }
 
-std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell& cell, TensorGroup* tensor,
-                                                StreamGroup* stream_group) {
+void PartBench::load_microbatch(int microbatch, std::int64_t tokens) {
+  const std::size_t count = to_size(spec_.sequences * tokens);
+  if (spec_.tokens != nullptr) {
+    spec_.tokens->fill(0, spec_.first_sequence + std::int64_t{microbatch % spec_.microbatches} * spec_.sequences,
+                       spec_.sequences, 0, tokens, {tokens_.data(), count}, {targets_.data(), count});
+  }
+  load_tokens();
+}
+
+void PartBench::copy_output_to_input(const Stage& stage, const ProfileCell& cell, Buffers& buffers) {
+  const std::int64_t bytes = stage.slice_memory(slice_shape_of(spec_, cell.tokens, 0)).boundary;
+  if (device_ == nullptr) {
+    std::memcpy(buffers.input, buffers.output, to_size(bytes));
+  } else {
+    device_->copy(buffers.input, buffers.output, bytes, *stream_);
+  }
+}
+
+// The layers before the measured ones run one by one in the memory of the latter, whose weights are then restored.
+void PartBench::load_inputs(const OpGroups& groups) {
+  ProfileCell cell;
+  for (const ProfileCell& each : spec_.cells) cell.tokens = std::max(cell.tokens, each.tokens);
+  const auto forward = [&](const Part& part, int microbatch) {
+    Buffers& buffers = buffers_[to_size(microbatch)];
+    call(OpKind::F, part, cell, buffers, groups);
+    copy_output_to_input(*part.stage, cell, buffers);
+  };
+  for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
+    load_microbatch(microbatch, cell.tokens);
+    forward(part_of(PartKind::embedding), microbatch);
+  }
+  for (int layer = 0; layer < spec_.first_expert_layer; ++layer) {
+    const bool experts = spec_.model.layer_kind(layer) == LayerKind::experts;
+    const Part& measured = part_of(experts ? PartKind::experts : PartKind::layer);
+    Part part{.stage = make_stage_of(spec_, {.layers = 1, .expert_layers = experts ? 1 : 0}, layer, false),
+              .sliced = nullptr,
+              .weights = measured.weights,
+              .gradients = measured.gradients,
+              .optimizer_state = measured.optimizer_state};
+    fill_weights(part);
+    for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) forward(part, microbatch);
+  }
+  if (device_ != nullptr) device_->synchronize(*stream_);
+  for (Part& part : parts_) {
+    if (part.stage != nullptr && part.stage->spec().contents.layers > 0) fill_weights(part);
+  }
+}
+
+// Adds the times of an op to `times`.
+void PartBench::time_in_parts(OpKind kind, const ProfileCell& cell, Buffers& buffers, const OpGroups& groups,
+                              std::vector<ExpertPartTime>& times) {
+  const Part& part = part_of(PartKind::experts);
+  const Stage& stage = stage_of(part, cell);
+  const bool forward = kind == OpKind::F;
+  const std::vector<StagePart> order = parts_in_order(kind, layers_of(PartKind::experts));
+  mark(0);
+  SliceCall call = call_of(kind, part, cell, buffers, groups);
+  if (kind == OpKind::B) call.output_gradients = nullptr;
+  stage.begin_parts(call, forward);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    mark(i + 1);
+    stage.run_part(call, order[i]);
+  }
+  mark(order.size() + 1);
+  stage.end_parts(call, forward);
+  mark(order.size() + 2);
+  const std::size_t first = times.size();
+  const auto add = [&](LayerPart of, OpKind pass, std::size_t segment) {
+    const std::int64_t nanoseconds = between(segment, segment + 1);
+    const auto found = std::find_if(times.begin() + static_cast<std::ptrdiff_t>(first), times.end(),
+                                    [&](const ExpertPartTime& time) { return time.part == of && time.kind == pass; });
+    if (found == times.end()) {
+      times.push_back({.part = of, .kind = pass, .nanoseconds = nanoseconds});
+    } else {
+      found->nanoseconds += nanoseconds;
+    }
+  };
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    add(order[i].part, kKindOfPass.at(static_cast<std::size_t>(order[i].pass)), i + 1);
+  }
+  for (const std::size_t around : {std::size_t{0}, order.size() + 1}) {
+    add(LayerPart::attention, forward ? OpKind::F : OpKind::I, around);
+  }
+}
+
+std::vector<ExpertPartTime> PartBench::run_expert_layers(const ProfileCell& cell, const OpGroups& groups) {
+  std::vector<ExpertPartTime> times;
+  for (int pass = 0; pass < 2; ++pass) {
+    Buffers& first = buffers_[calls_ % kMicrobatches];
+    Buffers& second = buffers_[(calls_ + 1) % kMicrobatches];
+    calls_ += 2;
+    times.clear();
+    time_in_parts(OpKind::F, cell, first, groups, times);
+    time_in_parts(OpKind::F, cell, second, groups, times);
+    time_in_parts(OpKind::B, cell, first, groups, times);
+    time_in_parts(OpKind::I, cell, second, groups, times);
+    call(OpKind::W, part_of(PartKind::experts), cell, second, groups);
+  }
+  return times;
+}
+
+std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell& cell, const OpGroups& groups) {
   constexpr std::array kKinds = {OpKind::F, OpKind::F, OpKind::B, OpKind::I, OpKind::W};
   constexpr std::array kOfSecond = {false, true, false, true, true};
-  const Part& of = parts_[static_cast<std::size_t>(part)];
+  const Part& of = part_of(part);
   std::array<OpTime, 5> times;
   // In a run the previous op belongs to the same part, so that its weights are in the cache, and the host is ahead of
   // the device, as it is here during the first pass. The second pass counts.
@@ -312,8 +494,7 @@ std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell
     calls_ += 2;
     for (std::size_t i = 0; i < kKinds.size(); ++i) {
       mark(i);
-      times[i] = {.kind = kKinds[i],
-                  .recompute_ns = call(kKinds[i], of, cell, kOfSecond[i] ? second : first, tensor, stream_group)};
+      times[i] = {.kind = kKinds[i], .recompute_ns = call(kKinds[i], of, cell, kOfSecond[i] ? second : first, groups)};
     }
     mark(kKinds.size());
   }
@@ -322,7 +503,7 @@ std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell
 }
 
 std::int64_t PartBench::run_pass(PartKind part, PassKind pass) {
-  const Part& of = parts_[static_cast<std::size_t>(part)];
+  const Part& of = part_of(part);
   mark(0);
   if (pass == PassKind::norm) {
     if (device_ != nullptr) {
@@ -341,14 +522,12 @@ std::int64_t PartBench::run_pass(PartKind part, PassKind pass) {
 }
 
 std::int64_t PartBench::parameters(PartKind part) const {
-  const Stage& stage = *parts_[static_cast<std::size_t>(part)].stage;
+  const Stage& stage = *part_of(part).stage;
   return stage.memory().weights / stage.element_bytes();
 }
 
 std::int64_t PartBench::boundary_bytes(std::int64_t tokens) const {
-  return parts_[static_cast<std::size_t>(PartKind::layer)]
-      .stage->slice_memory(slice_shape_of(spec_, tokens, 0))
-      .boundary;
+  return part_of(PartKind::head).stage->slice_memory(slice_shape_of(spec_, tokens, 0)).boundary;
 }
 
 }  // namespace sluice::exec

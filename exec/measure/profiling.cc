@@ -26,6 +26,7 @@ namespace {
 constexpr std::int64_t kLargeMessage = 1 << 20;
 constexpr int kOverheadMicrobatches = 4;  // of the runs that measure the overhead of the executor
 constexpr std::int64_t kMostOverheadVocabulary = 256;
+constexpr int kOverheadWidth = 16;  // of their MLPs in place of experts, per tensor-parallel rank
 
 // One measured point and its place in the profile.
 struct Point {
@@ -75,7 +76,9 @@ struct Profiler::Impl {
   std::vector<std::vector<double>> gather_times();
 
   void check_memory_for(const PartBenchSpec& bench);
+  PartBenchSpec bench_spec() const;
   void make_points();
+  void add_expert_points(const std::set<std::int64_t>& lengths);
   void add_overhead_run(std::int64_t tokens);
   std::size_t add(Point point) {
     points.push_back(std::move(point));
@@ -94,6 +97,7 @@ struct Profiler::Impl {
   }
   std::size_t op_point(PartKind part, OpKind kind, const ProfileCell& cell) const;
   void measure_ops();
+  void measure_expert_layers(const ProfileCell& cell);
   void measure_pass(PartKind part, PassKind pass);
   void measure_overhead();
   void measure_links();
@@ -125,27 +129,53 @@ Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to, const WorkerDevi
     throw InputError(fmt::format("expected a tensor-parallel size that divides the {} workers, got {}", workers,
                                  spec.tensor_parallel));
   }
-  const int me = transport.rank();
+  const bool has_experts = spec.model.has_experts();
+  const int in_stage = spec.tensor_parallel * spec.data_parallel;
+  if (has_experts && (workers % in_stage != 0 || in_stage % spec.expert_parallel != 0)) {
+    throw InputError(fmt::format("expected an expert-parallel size that divides the {} ranks of a stage, got {}",
+                                 in_stage, spec.expert_parallel));
+  }
+  if (has_experts && spec.recompute) {
+    throw InputError(fmt::format("{}: profiles do not support recomputation of layers with experts", spec.model.name));
+  }
   // Sizes of the groups: two ranks for a tied embedding or a replicated stage, the replicas for gradients, all other
-  // ranks for the norm.
-  for (const int size : std::set<int>{2, spec.data_parallel, workers / spec.data_parallel}) {
+  // ranks for the norm. With experts also the ranks that have the same experts, and the norm is over all ranks.
+  std::set<int> sizes = {2, spec.data_parallel, workers / spec.data_parallel};
+  if (has_experts) sizes.insert({in_stage / spec.expert_parallel, workers});
+  for (const int size : sizes) {
     if (size >= 2 && workers % size == 0) group_sizes.push_back(size);
   }
-  const PartBenchSpec of_bench{.model = spec.model,
-                               .precision = spec.precision,
-                               .kernels = spec.kernels,
-                               .recompute = spec.recompute,
-                               .sequences = spec.sequences,
-                               .sequence_length = spec.sequence_length,
-                               .tensor_parallel = spec.tensor_parallel,
-                               .tensor_rank = me % spec.tensor_parallel,
-                               .layers = spec.layers,
-                               .cells = spec.cells,
-                               .seed = spec.seed};
+  const PartBenchSpec of_bench = bench_spec();
   check_memory_for(of_bench);
   if (device.device != nullptr) check_device_memory(PartBench::bytes_of(of_bench), device);
   bench = std::make_unique<PartBench>(of_bench, device.device);
   make_points();
+  if (has_experts) bench->load_inputs(links->groups());
+}
+
+PartBenchSpec Profiler::Impl::bench_spec() const {
+  const int me = transport.rank();
+  PartBenchSpec out{.model = spec.model,
+                    .precision = spec.precision,
+                    .kernels = spec.kernels,
+                    .recompute = spec.recompute,
+                    .sequences = spec.sequences,
+                    .sequence_length = spec.sequence_length,
+                    .tensor_parallel = spec.tensor_parallel,
+                    .tensor_rank = me % spec.tensor_parallel,
+                    .layers = spec.layers,
+                    .cells = spec.cells,
+                    .seed = spec.seed};
+  if (!spec.model.has_experts()) return out;
+  const RunLayout layout{.data = spec.data_parallel, .tensor = spec.tensor_parallel};
+  const int last = spec.model.layers - std::min(spec.layers, spec.model.layers - spec.model.dense_layers());
+  out.data_rank = layout.data_rank(me);
+  out.expert_parallel = spec.expert_parallel;
+  out.first_expert_layer = std::min(spec.model.dense_layers() + layout.pipeline_rank(me) * spec.layers, last);
+  out.tokens = spec.tokens;
+  out.first_sequence = std::int64_t{out.data_rank} * spec.microbatches * spec.sequences;
+  out.microbatches = spec.microbatches;
+  return out;
 }
 
 void Profiler::Impl::check_memory_for(const PartBenchSpec& of_bench) {
@@ -172,11 +202,14 @@ void Profiler::Impl::make_points() {
                       .tensor_parallel = spec.tensor_parallel}});
     }
   };
+  const bool has_dense = spec.model.dense_layers() > 0;
   for (const ProfileCell& cell : spec.cells) {
+    if (!has_dense) break;
     add_ops(PartKind::layer, cell);
     if (spec.recompute) add_ops(PartKind::recompute, cell);
     calls.push_back({.part = PartKind::layer, .cell = cell});
   }
+  if (spec.model.has_experts()) add_expert_points(lengths);
   for (const PartKind part : {PartKind::embedding, PartKind::head}) {
     for (const std::int64_t tokens : lengths) {
       add_ops(part, {.tokens = tokens});
@@ -188,7 +221,7 @@ void Profiler::Impl::make_points() {
     add_overhead_run(tokens);
   }
   for (const PassKind pass : kPasses) {
-    for (const PartKind part : kModelParts) {
+    for (const PartKind part : model_parts(spec.model)) {
       add({.what = Point::What::pass, .pass = {.pass = pass, .parameters = bench->parameters(part)}});
       calls.push_back({.part = part, .pass = pass});
     }
@@ -202,16 +235,42 @@ void Profiler::Impl::make_points() {
     }
   }
   const std::int64_t parameter_bytes =
-      std::max(kLargeMessage, bench->parameters(PartKind::layer) * (spec.precision == Precision::float64 ? 8 : 4));
+      std::max(kLargeMessage, bench->parameters(has_dense ? PartKind::layer : PartKind::experts) *
+                                  (spec.precision == Precision::float64 ? 8 : 4));
   for (const int size : group_sizes) {
     for (const std::int64_t bytes : std::set<std::int64_t>{64, parameter_bytes / 8, parameter_bytes}) {
       add({.what = Point::What::all_reduce, .all_reduce = {.ranks = size, .bytes = bytes / 8 * 8}});
     }
   }
   links = make_link_bench({.tensor_parallel = spec.tensor_parallel,
+                           .expert_parallel = spec.expert_parallel,
+                           .experts = spec.model.experts.count,
                            .group_sizes = group_sizes,
                            .most_bytes = std::max(largest, parameter_bytes)},
                           transport, device);
+}
+
+// Only attention depends on the tokens before a slice.
+void Profiler::Impl::add_expert_points(const std::set<std::int64_t>& lengths) {
+  const auto add_part = [&](PartKind part, const ProfileCell& cell) {
+    for (const OpKind kind : kinds_of(part)) {
+      add({.what = Point::What::op,
+           .sample = {.part = part,
+                      .kind = kind,
+                      .tokens = cell.tokens,
+                      .context = cell.context,
+                      .sequences = spec.sequences,
+                      .tensor_parallel = spec.tensor_parallel,
+                      .expert_parallel = spec.expert_parallel}});
+    }
+  };
+  for (const ProfileCell& cell : spec.cells) {
+    add_part(PartKind::attention, cell);
+    calls.push_back({.part = PartKind::experts, .cell = cell});
+  }
+  for (const PartKind part : {PartKind::dispatch, PartKind::experts, PartKind::combine}) {
+    for (const std::int64_t tokens : lengths) add_part(part, {.tokens = tokens});
+  }
 }
 
 std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCell& cell) const {
@@ -225,6 +284,10 @@ std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCe
 void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
   RunSpec run{.model = spec.model, .precision = spec.precision, .kernels = spec.kernels};
   run.tensor_parallel = spec.tensor_parallel;
+  if (run.model.has_experts()) {
+    run.model.experts = {};
+    run.model.ffn_hidden = kOverheadWidth * spec.tensor_parallel;
+  }
   run.model.tied_embeddings = false;  // without collectives, whose threads would be woken by other runs
   run.optimizer.learning_rate = 1e-9;
   const int ranks = transport.size() / run.tensor_parallel;
@@ -261,16 +324,29 @@ void Profiler::Impl::measure_ops() {
       measure_pass(call.part, *call.pass);
       continue;
     }
+    if (call.part == PartKind::experts) {
+      measure_expert_layers(call.cell);
+      continue;
+    }
     std::array<PartBench::OpTime, 5> times;
-    const bool calm =
-        calmly([&] { times = bench->run(call.part, call.cell, links->tensor(), links->stream_tensor()); });
+    const bool calm = calmly([&] { times = bench->run(call.part, call.cell, links->groups()); });
     for (const PartBench::OpTime& time : times) {
-      const int layers = call.part == PartKind::layer ? spec.layers : 1;
+      const int layers = bench->layers_of(call.part);
       note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers, calm);
       if (time.recompute_ns > 0) {
         note(op_point(PartKind::recompute, OpKind::F, call.cell), in_seconds(time.recompute_ns) / layers, calm);
       }
     }
+  }
+}
+
+void Profiler::Impl::measure_expert_layers(const ProfileCell& cell) {
+  std::vector<ExpertPartTime> times;
+  const bool calm = calmly([&] { times = bench->run_expert_layers(cell, links->groups()); });
+  for (const ExpertPartTime& time : times) {
+    const ProfileCell of = time.part == LayerPart::attention ? cell : ProfileCell{.tokens = cell.tokens};
+    note(op_point(part_kind(time.part), time.kind, of),
+         in_seconds(time.nanoseconds) / bench->layers_of(PartKind::experts), calm);
   }
 }
 

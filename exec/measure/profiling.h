@@ -28,6 +28,11 @@ struct ProfilingSpec {
   int tensor_parallel = 1;  // divides the workers
   int data_parallel = 1;    // ranks that reduce gradients
   int layers = 1;           // called in a row, as in a stage
+  // With experts: divides tensor_parallel x data_parallel; the tokens that are routed, of a batch of that number of
+  // microbatches per replica. Null: random tokens.
+  int expert_parallel = 1;
+  const TokenSource* tokens = nullptr;
+  int microbatches = 1;
   std::vector<ProfileCell> cells;
   std::string link = "threads";  // name of the transport
   double budget_s = 10;
@@ -44,13 +49,18 @@ std::vector<ProfileCell> profile_grid(std::int64_t sequence_length);
 // worker that are as large as in a run and used in turn, so that caches are as cold; all workers are busy meanwhile, as
 // in a run. A round measures every point once, in random order, so that a disturbance does not affect one point only.
 //
+// Layers with experts are measured part by part, with their exchanges. The layers of a worker are `layers` consecutive
+// ones of the model, others for each pipeline rank, with the weights and inputs that they have in the first step of a
+// run, so that routers distribute rows as unevenly; their times are means over all workers, layers and microbatches.
+//
 // Measured are: F, B, I and W of the embedding, of `layers` layers (a layer is 1/`layers` of their time) and of the
 // head, including everything in their calls such as all-reduces of tensor-parallel ranks, but not recomputation; the
 // overhead of the executor per op; optimizer steps and gradient norms; messages between two workers of which one has
 // been waiting; all-reduces over groups of workers.
 class Profiler {
  public:
-  // Allocates all memory. Throws InputError for a model that the kernels do not support.
+  // Allocates all memory. Called by all workers together. Throws InputError for a model that the kernels do not
+  // support, and for experts with recomputation.
   Profiler(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device = {});
   ~Profiler();
   Profiler(const Profiler&) = delete;

@@ -60,10 +60,12 @@ struct TrialNote {
 void gather_run(const RunPlan& plan, const TrialNote& note, const Worker& worker, Transport& transport, bool warm_up,
                 PlanTrials& trials) {
   const std::size_t times = plan.graph().size() * sizeof(std::int64_t);
-  std::vector<std::byte> bytes(sizeof note + 2 * times);
+  const std::span<const std::byte> parts = std::as_bytes(worker.parts());
+  std::vector<std::byte> bytes(sizeof note + 2 * times + parts.size());
   std::memcpy(bytes.data(), &note, sizeof note);
   std::memcpy(bytes.data() + sizeof note, worker.starts().data(), times);
   std::memcpy(bytes.data() + sizeof note + times, worker.ends().data(), times);
+  std::copy(parts.begin(), parts.end(), bytes.end() - std::ssize(parts));
   const auto all = transport.gather(bytes);
   if (transport.rank() != 0) return;
   const auto ranks = to_size(plan.layout().pipeline);
@@ -89,6 +91,9 @@ void gather_run(const RunPlan& plan, const TrialNote& note, const Worker& worker
     clocks[rank].ends.resize(plan.graph().size());
     std::memcpy(clocks[rank].starts.data(), from.data() + sizeof of, times);
     std::memcpy(clocks[rank].ends.data(), from.data() + sizeof of + times, times);
+    const std::size_t part_bytes = from.size() - sizeof of - 2 * times;
+    clocks[rank].parts.resize(part_bytes / sizeof(VertexPart));
+    if (part_bytes > 0) std::memcpy(clocks[rank].parts.data(), from.data() + from.size() - part_bytes, part_bytes);
   }
   if (!warm_up) (calm ? trials.clocks : trials.disturbed).push_back(std::move(clocks));
 }

@@ -119,6 +119,19 @@ TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
   EXPECT_EQ(document.at("precision"), "bfloat16");
 }
 
+TEST(DeviceCommands, ValidateComparesThePartsOfExperts) {
+  const json document = emulated_json("validate" + kTinyExperts +
+                                      " --backend cuda --devices green:4 --time-budget 0 --tokens 24 --steps 1 "
+                                      "--tolerance 1000000% --max-wait 100%");
+  const json& validation = document.at("validations").at(0);
+  ASSERT_EQ(validation.at("parts").size(), 2U);
+  for (const json& part : validation.at("parts")) {
+    EXPECT_GT(part.at("predicted_s"), 0.0) << part;
+    EXPECT_GT(part.at("measured_s"), 0.0) << part;
+  }
+  for (const json& rank : validation.at("ranks")) EXPECT_GT(rank.at("exchange").at("seconds").at("measured"), 0.0);
+}
+
 TEST(DeviceCommands, FaultsAreReported) {
   const CommandResult stopped =
       emulated("run" + kTiny + kDevices + "--steps 4 --deadline 1 --fault stop:rank=0,op=F,mb=2,step=2");

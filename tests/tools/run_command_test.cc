@@ -364,8 +364,8 @@ TEST(RunCommand, InvalidFlagsAreReported) {
   EXPECT_THAT(error(kExpertRun + "--dp 2 --fault latency:seconds=1", 2),
               HasSubstr("--fault 'latency:seconds=1': expected experts distributed over several ranks (--ep)"));
   EXPECT_THAT(error(kTinyRun + "--num-experts 4", 2), HasSubstr("experts with biases are not modeled"));
-  EXPECT_THAT(error("profile" + kExpertRun.substr(std::string("run").size()), 2),
-              HasSubstr("profiles do not support mixture-of-experts layers"));
+  EXPECT_THAT(error("profile" + kExpertRun.substr(std::string("run").size()) + "--recompute full", 2),
+              HasSubstr("profiles do not support recomputation of layers with experts"));
   EXPECT_THAT(error(kTinyRun + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));
   EXPECT_THAT(error(kTinyRun + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
   EXPECT_THAT(error(kTinyRun + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));

@@ -223,6 +223,102 @@ TEST_F(Validate, MeasuresTheRequestedSlices) {
                                           Cell{7, 9}));
 }
 
+const std::string kExperts =
+    " --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 16 --disable-bias-linear --dp 2 --ep 2";
+
+// Every part of a layer with experts takes 1/4 s forward and, with 1/2 s of weight gradients of attention and experts,
+// 1/4 s backward; everything else takes no time.
+std::string expert_costs(const TemporaryFolder& folder, int expert_parallel) {
+  const auto curve = [](double seconds) { return json{{"tokens", {16}}, {"seconds", {seconds}}}; };
+  const json nothing = {{"F", curve(0)}, {"I", curve(0)}, {"W", curve(0)}};
+  const json exchange = {{"F", curve(0.25)}, {"I", curve(0.25)}};
+  const json compute = {{"F", curve(0.25)}, {"I", curve(0.25)}, {"W", curve(0.5)}};
+  const json costs = {{"schema", "sluice.cost/1"},
+                      {"expert_parallel", expert_parallel},
+                      {"parts",
+                       {{"embedding", nothing},
+                        {"head", nothing},
+                        {"attention", compute},
+                        {"dispatch", exchange},
+                        {"experts", compute},
+                        {"combine", exchange}}}};
+  write_file_whole(folder.path("experts.json"), costs.dump());
+  return folder.path("experts.json");
+}
+
+// Two layers per stage, two microbatches on two ranks: (2 + 2 - 1)(2 s + 4 s).
+TEST_F(Validate, PredictsLayersWithExpertsFromTheCostFile) {
+  const json document = validated(
+      "--schedule gpipe,combined-1f1b --steps 1 --tolerance 1000%" + kExperts + " --cost " + expert_costs(folder_, 2),
+      0);
+  const json& gpipe = document.at("validations").at(0);
+  EXPECT_EQ(gpipe.at("makespan").at("predicted_s"), 18.0);
+  ASSERT_EQ(gpipe.at("parts").size(), 2U);
+  EXPECT_EQ(gpipe.at("parts").at(0).at("part"), "dispatch");
+  // Two ranks, microbatches, layers and passes.
+  EXPECT_EQ(gpipe.at("parts").at(0).at("predicted_s"), 16 * 0.25);
+  EXPECT_EQ(gpipe.at("parts").at(1).at("part"), "combine");
+  EXPECT_EQ(gpipe.at("parts").at(1).at("predicted_s"), 16 * 0.25);
+  for (const json& part : gpipe.at("parts")) EXPECT_GT(part.at("measured_s"), 0.0) << part;
+  for (const json& rank : gpipe.at("ranks")) {
+    EXPECT_EQ(rank.at("exchange").at("seconds").at("predicted"), 16 * 0.25);
+    EXPECT_EQ(rank.at("exchange").at("hidden").at("predicted"), 0.0);
+    EXPECT_EQ(rank.at("exchange").at("hidden").at("measured"), 0.0);
+    EXPECT_GT(rank.at("exchange").at("seconds").at("measured"), 0.0);
+  }
+  // The last rank of combined-1f1b has joint blocks.
+  double hidden = 0;
+  for (const json& rank : document.at("validations").at(1).at("ranks")) {
+    hidden = std::max(hidden, rank.at("exchange").at("hidden").at("predicted").get<double>());
+    EXPECT_LE(rank.at("exchange").at("hidden").at("measured"), 1.0);
+  }
+  EXPECT_GT(hidden, 0.0);
+  EXPECT_LE(hidden, 1.0);
+  const json serial = validated("--schedule combined-1f1b --joint-overlap none --steps 1 --tolerance 1000%" + kExperts +
+                                    " --cost " + folder_.path("experts.json"),
+                                0);
+  for (const json& rank : serial.at("validations").at(0).at("ranks")) {
+    EXPECT_EQ(rank.at("exchange").at("hidden").at("predicted"), 0.0);
+    EXPECT_EQ(rank.at("exchange").at("hidden").at("measured"), 0.0);
+  }
+}
+
+TEST_F(Validate, MeasuresFitsPredictsAndRunsExperts) {
+  const CommandResult measured =
+      run("profile" + kValidatedRun + kExperts + " --time-budget 0 -o " + folder_.path("profile.json"));
+  EXPECT_EQ(measured.exit_code, 0) << measured.err;
+  EXPECT_THAT(measured.out, HasSubstr("\ndispatch "));
+  const CommandResult fit = run("fit " + folder_.path("profile.json") + " -o " + folder_.path("cost.json"));
+  EXPECT_EQ(fit.exit_code, 0) << fit.err;
+  EXPECT_THAT(fit.out, HasSubstr("\ncombine   I "));
+  const CommandResult simulated =
+      run("simulate --json --schedule 1f1b --pp 2 --cost " + folder_.path("cost.json") + kValidatedRun + kExperts);
+  EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
+  const json document =
+      validated("--schedule 1f1b,zb-h1,combined-1f1b --steps 2 --time-budget 0 --tolerance 100000%" + kExperts, 0);
+  for (const json& validation : document.at("validations")) {
+    EXPECT_GT(validation.at("makespan").at("predicted_s"), 0.0);
+    for (const json& part : validation.at("parts")) {
+      EXPECT_GT(part.at("predicted_s"), 0.0) << part;
+      EXPECT_GT(part.at("measured_s"), 0.0) << part;
+    }
+  }
+  const CommandResult table = run("validate --max-wait 100% --steps 1 --time-budget 0 --tolerance 100000%" +
+                                  kValidatedRun + kExperts + " --schedule combined-1f1b");
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("\n  dispatch, combine"));
+  EXPECT_THAT(table.out, HasSubstr(" hidden "));
+}
+
+TEST_F(Validate, ExplainsWhatExpertsDoNotSupport) {
+  const std::string tiny = kValidatedRun + kExperts;
+  EXPECT_THAT(error_of("validate" + tiny + " --cost " + expert_costs(folder_, 4)),
+              HasSubstr("/expert_parallel: times are for expert-parallel size 4, got 2"));
+  EXPECT_THAT(error_of("validate" + tiny + " --cost " + made_up_costs()), HasSubstr("times are of dense layers"));
+  EXPECT_THAT(error_of("profile" + tiny + " --recompute full"),
+              HasSubstr("profiles do not support recomputation of layers with experts"));
+}
+
 TEST_F(Validate, ErrorsAreOneLine) {
   const std::string cost = made_up_costs();
   const std::string tiny = "validate" + kValidatedRun;

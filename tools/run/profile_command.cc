@@ -43,13 +43,17 @@ void print_samples(const Profile& profile) {
   });
   for (const ProfileSample* row : rows) {
     fmt::print("{:<9} {:>7} {:>8}", to_string(row->part), row->tokens, row->context);
+    int missing = 0;  // kinds before this one
     for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
+      ++missing;
       for (const ProfileSample& sample : profile.samples) {
         if (sample.part != row->part || sample.kind != kind || sample.tokens != row->tokens ||
             sample.context != row->context) {
           continue;
         }
-        fmt::print("  {:>9} ± {:<7}", milliseconds(sample.seconds), milliseconds(sample.spread_s));
+        fmt::print("{:{}}  {:>9} ± {:<7}", "", 21 * std::max(0, missing - 1), milliseconds(sample.seconds),
+                   milliseconds(sample.spread_s));
+        missing = 0;
       }
     }
     fmt::print("\n");
@@ -77,7 +81,8 @@ int profile_command(const ProfileOptions& options) {
     const Scenario scenario = options.flags->scenario();
     const RunPlan plan(options.flags->spec(scenario, place.kernels()), options.flags->schedule(scenario, 1));
     const RunPlan* const plans[] = {&plan};
-    const ProfilingSpec spec = profiling_spec(plans, options.profiling, place);
+    const TokenSource tokens = options.flags->tokens(plan);
+    const ProfilingSpec spec = profiling_spec(plans, options.profiling, place, tokens);
     if (place.first()) options.flags->print_ignored("profile");
     place.open(plan);
     const Profile profile = measured_profile(spec, plan.layout(), place);
@@ -117,7 +122,9 @@ Subcommand add_profile_command(CLI::App& app) {
       "W "
       "of the embedding, a layer and the head over slice lengths and prefixes, in varying order until the time is up, "
       "and reports medians and half the interquartile range. It also measures the executor's overhead per op (stage), "
-      "optimizer steps, gradient norms, messages and all-reduces.");
+      "optimizer steps, gradient norms, messages and all-reduces. Of layers with experts it measures the parts "
+      "attention (with the router), dispatch, experts and combine, with the exchanges between ranks; tokens, weights "
+      "and inputs are those of the first step of a run, so that experts receive as many rows.");
   command->group("Run and measure");
   command->footer("Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule.");
   const auto options = std::make_shared<ProfileOptions>();

@@ -60,15 +60,8 @@ void ProfilingFlags::add_to(CLI::App& command) {
       ->group(kProfile);
 }
 
-ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags,
-                             const RunPlace& place) {
-  for (const RunPlan* const plan : plans) {
-    if (!plan->has_experts()) continue;
-    throw InputError(
-        fmt::format("{}: profiles do not support mixture-of-experts layers, whose times depend on the routing: 'sluice "
-                    "run --trace FILE' measures the ops of a run (profile and validate)",
-                    plan->spec().model.name));
-  }
+ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags, const RunPlace& place,
+                             const TokenSource& tokens) {
   const RunPlan& first = *plans.front();
   ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision, .kernels = first.spec().kernels};
   spec.recompute = first.spec().recompute;
@@ -77,6 +70,9 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   spec.tensor_parallel = first.layout().tensor;
   spec.data_parallel = first.layout().data;
   spec.seed = first.spec().seed;
+  spec.expert_parallel = first.layout().expert;
+  spec.tokens = &tokens;
+  spec.microbatches = first.schedule().num_microbatches();
   spec.budget_s = flags.time_budget_s;
   spec.most_wait = 0.02;
   spec.link = place.transport_name();

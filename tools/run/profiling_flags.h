@@ -23,8 +23,10 @@ struct ProfilingFlags {
 };
 
 // Returns what to measure for `plans`, which differ only in their schedules: a grid over the sequence, and the slices
-// of the schedules. Throws InputError for microbatches of several sizes, or lengths beyond the sequence.
-ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags, const RunPlace& place);
+// of the schedules. Throws InputError for microbatches of several sizes, or lengths beyond the sequence. `tokens` of
+// the run outlive the measurement.
+ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags, const RunPlace& place,
+                             const TokenSource& tokens);
 
 // Measures a profile with one thread per worker of the layout, or with the processes of a launcher; then the result is
 // complete on the first process. Shows the progress on a terminal.

@@ -100,7 +100,7 @@ TrialReport run_cases(const std::deque<Case>& cases, const ValidateOptions& opti
   }
   ProfilingSpec profiling;
   if (measures) {
-    profiling = profiling_spec(spec.plans, options.profiling, place);
+    profiling = profiling_spec(spec.plans, options.profiling, place, cases.front().tokens);
     profiling.most_wait = spec.most_wait;
     spec.profiling = &profiling;
   }
@@ -201,6 +201,9 @@ int validate_command(const ValidateOptions& options) {
     const std::deque<Case> cases = cases_of(options, place);
     const RunPlan& plan = cases.front().plan;
     if (place.first()) options.flags->print_ignored("validate");
+    const bool woven =
+        std::any_of(cases.begin(), cases.end(), [](const Case& each) { return each.plan.has_woven_blocks(); });
+    if (place.first() && !woven) options.flags->print_weave_note(plan);
     place.open(plan);
     std::optional<CostTable> table = table_from_files(options, plan);
     // Reports errors in files before anything runs.
@@ -241,8 +244,7 @@ Subcommand add_validate_command(CLI::App& app) {
       "Exit codes: 0 within the tolerances, 2 wrong input, 3 not enough memory, 4 invalid schedule, 5 outside the "
       "tolerances, 10 machine busy: no verdict.");
   const auto options = std::make_shared<ValidateOptions>();
-  options->flags = std::make_unique<RunFlags>(
-      *command, std::initializer_list<std::string_view>{"--schedule", "--joint-overlap", "--weave"});
+  options->flags = std::make_unique<RunFlags>(*command, std::initializer_list<std::string_view>{"--schedule"});
   const auto validation = [](CLI::Option* option) { return option->group("Validation"); };
   validation(command
                  ->add_option("--schedule", options->schedules,

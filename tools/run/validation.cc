@@ -6,9 +6,11 @@
 #include <cmath>
 #include <utility>
 
+#include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"
+#include "model/cost/woven_blocks.h"
 #include "model/timeline/memory.h"
 #include "model/units.h"
 #include "sim/engine/engine.h"
@@ -33,7 +35,9 @@ ParameterCounts parameters_of(const RunPlan& plan) {
   ParameterCounts counts;
   const Schedule& schedule = plan.schedule();
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    counts.of_stage.push_back(plan.stage(0, stage).memory().weights / plan.element_bytes());
+    const StageMemory memory = plan.stage(0, stage).memory();
+    counts.of_stage.push_back(memory.weights / plan.element_bytes());
+    counts.experts_of_stage.push_back((memory.gradients - memory.dense_gradients) / plan.gradient_element_bytes());
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     std::int64_t on_rank = 0;
@@ -41,6 +45,73 @@ ParameterCounts parameters_of(const RunPlan& plan) {
     counts.most_on_a_rank = std::max(counts.most_on_a_rank, on_rank);
   }
   return counts;
+}
+
+FittedCost fitted_cost(const RunPlan& plan, const CostTable& table) {
+  const RunSpec& spec = plan.spec();
+  Training training;
+  training.tp = plan.layout().tensor;
+  training.dp = plan.layout().data;
+  training.pp = plan.layout().pipeline;
+  training.ep = plan.layout().expert;
+  training.recompute = spec.recompute ? Training::Recompute::full : Training::Recompute::none;
+  if (spec.weave.order.empty()) {
+    training.joint_overlap = Training::JointOverlap::none;
+  } else {
+    training.weave = spec.weave.name;
+  }
+  return FittedCost(table, training, plan.contents(), nullptr, parameters_of(plan));
+}
+
+std::vector<PartValidation> validate_parts(const RunPlan& plan, WovenBlocks& blocks,
+                                           const std::vector<std::vector<WorkerClock>>& runs) {
+  std::vector<PartValidation> out;
+  if (!plan.has_experts()) return out;
+  for (const LayerPart part : {LayerPart::dispatch, LayerPart::combine}) {
+    PartValidation& of = out.emplace_back();
+    of.part = part;
+    for (VertexId v = 0; v < plan.graph().size(); ++v) {
+      for (const WovenPart& predicted : blocks.of(v).parts) {
+        if (predicted.part.part == part) of.seconds.first += predicted.end_s - predicted.start_s;
+      }
+    }
+    std::vector<double> sums;
+    for (const std::vector<WorkerClock>& clocks : runs) {
+      double& sum = sums.emplace_back(0);
+      for (const WorkerClock& clock : clocks) {
+        for (const VertexPart& measured : clock.parts) {
+          if (measured.time.part == part) sum += in_seconds(Duration(measured.time.end_ns - measured.time.start_ns));
+        }
+      }
+    }
+    of.seconds.second = median(sums);
+  }
+  return out;
+}
+
+void validate_exchanges(const RunPlan& plan, WovenBlocks& blocks, const std::vector<std::vector<WorkerClock>>& runs,
+                        std::vector<RankValidation>& ranks) {
+  if (plan.layout().expert == 1) return;
+  const auto fraction = [](double part, double of) { return of > 0 ? part / of : 0; };
+  const auto predicted = blocks.by_rank();
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    ExchangeValidation& of = ranks[rank].exchange.emplace();
+    of.seconds.first = predicted[rank].seconds;
+    of.hidden.first = fraction(predicted[rank].seconds - predicted[rank].exposed_s, predicted[rank].seconds);
+  }
+  std::vector<std::vector<double>> seconds(ranks.size());
+  std::vector<std::vector<double>> hidden(ranks.size());
+  for (const std::vector<WorkerClock>& clocks : runs) {
+    const std::vector<ExchangeOverlap> overlaps = exchange_overlap(plan, clocks);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      seconds[rank].push_back(overlaps[rank].seconds);
+      hidden[rank].push_back(fraction(overlaps[rank].hidden_s, overlaps[rank].seconds));
+    }
+  }
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank].exchange->seconds.second = median(seconds[rank]);
+    ranks[rank].exchange->hidden.second = median(hidden[rank]);
+  }
 }
 
 std::vector<KindValidation> validate_kinds(const OpGraph& graph, const Timeline& predicted,
@@ -112,13 +183,7 @@ double Validation::memory_difference() const {
 }
 
 Timeline predicted_timeline(const RunPlan& plan, const CostTable& table) {
-  Training training;
-  training.tp = plan.layout().tensor;
-  training.dp = plan.layout().data;
-  training.pp = plan.layout().pipeline;
-  training.recompute = plan.spec().recompute ? Training::Recompute::full : Training::Recompute::none;
-  const FittedCost cost(table, training, plan.contents(), nullptr, parameters_of(plan));
-  return simulate(plan.graph(), price(plan.graph(), cost));
+  return simulate(plan.graph(), price(plan.graph(), fitted_cost(plan, table)));
 }
 
 Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials, int fewest) {
@@ -143,6 +208,10 @@ Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrial
   out.bubble_fraction = {expected.bubble_fraction, median(bubbles)};
   out.kinds = validate_kinds(plan.graph(), out.predicted, timelines);
   out.ranks = validate_ranks(plan, out.predicted, expected, metrics, trials);
+  const FittedCost cost = fitted_cost(plan, table);
+  WovenBlocks blocks(plan.graph(), cost);
+  out.parts = validate_parts(plan, blocks, runs);
+  validate_exchanges(plan, blocks, runs, out.ranks);
   const double middle = out.median_s();
   const auto nearest = std::min_element(out.measured_s.begin(), out.measured_s.end(), [&](double a, double b) {
     return std::abs(a - middle) < std::abs(b - middle);

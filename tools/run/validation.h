@@ -10,6 +10,7 @@
 #include "model/cost/cost_table.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
+#include "model/workload/layer_part.h"
 #include "traces/compare/comparison.h"
 #include "traces/rows/run_rows.h"
 
@@ -29,12 +30,25 @@ struct KindValidation {
   std::optional<double> op_error;
 };
 
+// One part of layers with experts, over all ops and ranks.
+struct PartValidation {
+  LayerPart part = LayerPart::dispatch;
+  Both<double> seconds;  // first: predicted; second: measured
+};
+
+// Dispatch and combine of one rank.
+struct ExchangeValidation {
+  Both<double> seconds;  // in total, with waits for other ranks
+  Both<double> hidden;   // fraction of it during which the rank computes another part
+};
+
 struct RankValidation {
   Both<double> busy_s;  // first: predicted; second: measured
   Both<double> bubble_fraction;
   std::int64_t predicted_peak_bytes = 0;
-  std::int64_t held_bytes = 0;   // peak over all runs
-  std::int64_t arena_bytes = 0;  // capacity
+  std::int64_t held_bytes = 0;                 // peak over all runs
+  std::int64_t arena_bytes = 0;                // capacity
+  std::optional<ExchangeValidation> exchange;  // with expert parallelism
 };
 
 struct Validation {
@@ -47,6 +61,8 @@ struct Validation {
   bool calm = true;                // enough runs, and the costs, are undisturbed
   Both<double> bubble_fraction;
   std::vector<KindValidation> kinds;  // kinds that occur
+  // Dispatch and combine, with experts.
+  std::vector<PartValidation> parts;
   std::vector<RankValidation> ranks;
   Timeline predicted;
   Timeline nearest;  // the run whose makespan is nearest to the median

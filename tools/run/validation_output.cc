@@ -42,6 +42,10 @@ void print_validation_details(const Validation& of) {
                signed_percent(difference(kind.predicted_s, kind.measured_s)),
                kind.op_error ? percent(*kind.op_error) : "-");
   }
+  for (const PartValidation& part : of.parts) {
+    fmt::print("  {:<10} {:>6} {:>11} ms {:>11} ms {:>9}\n", to_string(part.part), "", ms(part.seconds.first),
+               ms(part.seconds.second), signed_percent(difference(part.seconds.first, part.seconds.second)));
+  }
   for (std::size_t rank = 0; rank < of.ranks.size(); ++rank) {
     const RankValidation& at = of.ranks[rank];
     fmt::print("  rank {:<5} {:>6} {:>11} ms {:>11} ms {:>9}   bubble {} and {}; peak {} and {} of {} MiB\n", rank,
@@ -49,6 +53,11 @@ void print_validation_details(const Validation& of) {
                signed_percent(difference(at.busy_s.first, at.busy_s.second)), percent(at.bubble_fraction.first),
                percent(at.bubble_fraction.second), mib(at.predicted_peak_bytes), mib(at.held_bytes),
                mib(at.arena_bytes));
+    if (!at.exchange) continue;
+    fmt::print("  {:<17} {:>11} ms {:>11} ms {:>9}   hidden {} and {}\n", "dispatch, combine",
+               ms(at.exchange->seconds.first), ms(at.exchange->seconds.second),
+               signed_percent(difference(at.exchange->seconds.first, at.exchange->seconds.second)),
+               percent(at.exchange->hidden.first), percent(at.exchange->hidden.second));
   }
 }
 
@@ -71,24 +80,33 @@ OrderedJson validation_json(const Validation& of, const Tolerances& tolerances) 
                      {"predicted_peak_bytes", rank.predicted_peak_bytes},
                      {"held_bytes", rank.held_bytes},
                      {"arena_bytes", rank.arena_bytes}});
+    if (!rank.exchange) continue;
+    ranks.back()["exchange"] = {{"seconds", both(rank.exchange->seconds)}, {"hidden", both(rank.exchange->hidden)}};
+  }
+  OrderedJson parts = OrderedJson::array();
+  for (const PartValidation& part : of.parts) {
+    parts.push_back(
+        {{"part", to_string(part.part)}, {"predicted_s", part.seconds.first}, {"measured_s", part.seconds.second}});
   }
   const Verdict verdict = tolerances.verdict(of);
   OrderedJson within;  // null without a verdict
   if (verdict != Verdict::none) within = verdict == Verdict::within;
-  return {{"schedule", of.schedule},
-          {"within_tolerance", within},
-          {"disturbed_runs", of.disturbed_runs},
-          {"longest_wait_s", of.longest_wait_s},
-          {"involuntary_switches", of.switches},
-          {"makespan",
-           {{"predicted_s", of.predicted_s},
-            {"measured_s", of.median_s()},
-            {"difference", of.makespan_difference()},
-            {"runs_s", of.measured_s}}},
-          {"bubble_fraction", both(of.bubble_fraction)},
-          {"memory_difference", of.memory_difference()},
-          {"kinds", std::move(kinds)},
-          {"ranks", std::move(ranks)}};
+  OrderedJson out = {{"schedule", of.schedule},
+                     {"within_tolerance", within},
+                     {"disturbed_runs", of.disturbed_runs},
+                     {"longest_wait_s", of.longest_wait_s},
+                     {"involuntary_switches", of.switches},
+                     {"makespan",
+                      {{"predicted_s", of.predicted_s},
+                       {"measured_s", of.median_s()},
+                       {"difference", of.makespan_difference()},
+                       {"runs_s", of.measured_s}}},
+                     {"bubble_fraction", both(of.bubble_fraction)},
+                     {"memory_difference", of.memory_difference()},
+                     {"kinds", std::move(kinds)},
+                     {"ranks", std::move(ranks)}};
+  if (!parts.empty()) out["parts"] = std::move(parts);
+  return out;
 }
 
 }  // namespace

@@ -11,14 +11,20 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <memory>
 #include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "exec/measure/core_wait.h"
 #include "exec/measure/trial.h"
 #include "exec/plan/run_plan.h"
+#include "exec/transport/expert_exchange.h"
 #include "exec/transport/on_threads.h"
+#include "kernels/stage.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"
 #include "model/cost/profile_fit.h"
@@ -128,6 +134,148 @@ TEST(Profiling, RejectsUnsupportedSpecs) {
   spec = small_spec();
   spec.model.experts.count = 4;
   EXPECT_THROW(profile_with_threads(spec, 2), InputError);
+}
+
+ProfilingSpec expert_profiling_spec(const TokenSource& tokens) {
+  ProfilingSpec spec = small_spec();
+  spec.model = test::small_mixtral(4);
+  spec.expert_parallel = spec.data_parallel = 2;
+  spec.tokens = &tokens;
+  spec.microbatches = 4;
+  return spec;
+}
+
+// Two pipeline ranks of two replicas. Attention at all 11 slices; dispatch, experts and combine at four lengths.
+TEST(ExpertProfiling, MeasuresThePartsOfLayersWithExperts) {
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  const Profile profile = profile_with_threads(expert_profiling_spec(tokens), 4);
+  std::map<std::pair<PartKind, OpKind>, int> seen;
+  for (const ProfileSample& sample : profile.samples) {
+    ++seen[{sample.part, sample.kind}];
+    EXPECT_GT(sample.seconds, 0);
+    EXPECT_EQ(sample.expert_parallel, is_of_expert_layer(sample.part) ? 2 : 1);
+  }
+  for (const PartKind part : kExpertLayerParts) {
+    for (const OpKind kind : kinds_of(part)) {
+      EXPECT_EQ((seen[{part, kind}]), part == PartKind::attention ? 11 : 4) << to_string(part);
+    }
+  }
+  EXPECT_EQ(seen.count({PartKind::layer, OpKind::F}), 0U);
+  EXPECT_EQ(seen.size(), 3U + 2U + 3U + 2U + 3U * 4U);
+  std::set<int> ranks;
+  for (const ProfileSum& sum : profile.sums) ranks.insert(sum.ranks);
+  EXPECT_THAT(ranks, ElementsAre(2, 4));  // the norm is over all ranks
+  // The fit prices a plan with joint blocks.
+  const ProfileFit fit = fit_profile(profile, {});
+  EXPECT_EQ(fit.table.expert_parallel, 2);
+}
+
+TEST(ExpertProfiling, MeasuresDenseLayersBesides) {
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  ProfilingSpec spec = expert_profiling_spec(tokens);
+  spec.model = test::small_expert_gpt(3);  // the first of three layers is dense
+  spec.data_parallel = 1;
+  spec.tensor_parallel = 2;
+  spec.cells = {{.tokens = kTokens}};
+  const Profile profile = profile_with_threads(spec, 2);
+  std::set<PartKind> parts;
+  for (const ProfileSample& sample : profile.samples) parts.insert(sample.part);
+  EXPECT_THAT(parts, ElementsAre(PartKind::embedding, PartKind::layer, PartKind::head, PartKind::stage,
+                                 PartKind::attention, PartKind::dispatch, PartKind::experts, PartKind::combine));
+}
+
+TEST(ExpertProfiling, RejectsRecomputationAndSizesThatDoNotFit) {
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  const auto error_of = [](const ProfilingSpec& tried) -> std::string {
+    try {
+      profile_with_threads(tried, 4);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  ProfilingSpec spec = expert_profiling_spec(tokens);
+  spec.recompute = true;
+  EXPECT_THAT(error_of(spec), HasSubstr("profiles do not support recomputation of layers with experts"));
+  spec = expert_profiling_spec(tokens);
+  spec.expert_parallel = 4;
+  EXPECT_THAT(error_of(spec), HasSubstr("divides the 2 ranks of a stage, got 4"));
+}
+
+// Counts the bytes of rows, which are larger than the numbers of rows.
+class CountingGroup final : public ExpertGroup {
+ public:
+  explicit CountingGroup(Transport& transport) : exchange_(transport, Channel::tensor, {0, 1}, 2, 64) {}
+  int size() const override { return exchange_.size(); }
+  int rank() const override { return exchange_.rank(); }
+  void send(int rank, const std::byte* data, std::int64_t bytes) override {
+    if (bytes >= 64) sent_ += bytes;
+    exchange_.send(rank, data, bytes);
+  }
+  void receive(int rank, std::byte* data, std::int64_t bytes) override { exchange_.receive(rank, data, bytes); }
+  void finish() override { exchange_.finish(); }
+  std::int64_t take() { return std::exchange(sent_, 0); }
+
+ private:
+  ExpertExchange exchange_;
+  std::int64_t sent_ = 0;
+};
+
+// The last two of four layers are measured. Both replicas together exchange as many rows as in a forward of the whole
+// model on the same microbatch: three inputs are loaded, and each of two passes has two forwards, and two backwards
+// that exchange as much.
+TEST(ExpertProfiling, RoutesTheRowsOfARun) {
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  std::atomic<std::int64_t> before{0}, measured{0}, whole{0};
+  on_threads(2, [&](Transport& transport) {
+    CountingGroup group(transport);
+    const PartBenchSpec spec{.model = test::small_mixtral(4),
+                             .sequences = 2,
+                             .sequence_length = kTokens,
+                             .layers = 2,
+                             .cells = {{.tokens = kTokens}},
+                             .data_rank = transport.rank(),
+                             .expert_parallel = 2,
+                             .first_expert_layer = 2,
+                             .tokens = &tokens,
+                             .first_sequence = 2 * transport.rank()};
+    PartBench bench(spec);
+    bench.load_inputs({.experts = &group});
+    before += group.take();
+    bench.run_expert_layers({.tokens = kTokens}, {.experts = &group});
+    measured += group.take();
+
+    StageSpec all{.model = spec.model, .contents = {.layers = 4, .expert_layers = 4, .embedding = true}};
+    all.data_rank = transport.rank();
+    all.expert_parallel = 2;
+    const auto stage = make_cpu_stage(all, Precision::float32);
+    const SliceShape shape{.sequences = 2, .tokens = kTokens};
+    const SliceMemory memory = stage->slice_memory(shape);
+    std::vector<std::vector<std::byte>> stores;
+    const auto buffer = [&](std::int64_t bytes) {
+      void* at = stores.emplace_back(static_cast<std::size_t>(bytes) + 2 * kBufferAlignment).data();
+      std::size_t space = stores.back().size();
+      return static_cast<std::byte*>(std::align(kBufferAlignment, 1, at, space));
+    };
+    std::byte* const weights = buffer(stage->memory().weights);
+    stage->initialise(weights, spec.seed);
+    std::vector<std::int32_t> ids(2 * kTokens), targets(2 * kTokens);
+    tokens.fill(0, spec.first_sequence, 2, 0, kTokens, ids, targets);
+    std::byte* const keys_values = buffer(memory.keys_values);
+    const std::int64_t slice_tokens[] = {kTokens};
+    SliceCall call{.shape = shape, .experts = &group, .weights = weights};
+    call.scratch = buffer(stage->scratch_bytes(shape));
+    call.to_input_gradient = buffer(memory.to_input_gradient);
+    call.to_weight_gradient = buffer(memory.to_weight_gradient);
+    call.keys_values = {&keys_values, 1};
+    call.slice_tokens = slice_tokens;
+    call.output = buffer(memory.boundary);
+    call.tokens = ids.data();
+    stage->forward(call);
+    whole += group.take();
+  });
+  EXPECT_GT(measured, 0);
+  EXPECT_EQ(before / 3 + measured / 8, whole);
 }
 
 // From measured times to prices of every kind of vertex.
