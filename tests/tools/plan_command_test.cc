@@ -277,6 +277,27 @@ TEST(PlanCommand, PrintsFlagsThatRun) {
   EXPECT_EQ(run.exit_code, 0) << flags << run.err;
 }
 
+TEST(PlanCommand, PrintsFlagsThatRunExperts) {
+  const auto check = [](const std::string& sizes, const std::string& printed) {
+    const CommandResult plan = run_sluice(
+        words("plan --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 96 "
+              "--vocab-size 128 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
+              "--num-experts 4 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 --moe-layer-freq "
+              "0,1,1,1 --untie-embeddings-and-output-weights --seq-length 32 --gbs 8 --cluster dgx-h100 --gpus 4 "
+              "--pp 2 --runs-on sluice --json " +
+              sizes));
+    ASSERT_EQ(plan.exit_code, 0) << plan.err;
+    const std::string flags = json::parse(plan.out).at("configuration");
+    EXPECT_THAT(flags, testing::HasSubstr(printed));
+    const CommandResult run = run_sluice(words(flags + " --steps 1 --json"));
+    EXPECT_EQ(run.exit_code, 0) << flags << run.err;
+  };
+  check("--tp 1 --ep 2 --schedule combined-1f1b --joint-overlap none",
+        "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 "
+        "--moe-layer-freq 0,1,1,1 --ep 2 --joint-overlap none");
+  check("--tp 2 --ep 2 --schedule 1f1b", "--ep 2");
+}
+
 TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
   const auto error = [](const std::string& flags, const std::string& model = "llama3-8b") {
     const CommandResult result = run_sluice(
@@ -320,8 +341,11 @@ TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
       error("torchtitan --zero-stage 3", "mixtral-8x7b"),
       "sluice: --runs-on torchtitan: the scenario: its models with experts have latent attention (deepseek_v3) or "
       "normalized queries and keys (qwen3)\n");
-  EXPECT_EQ(error("sluice", "mixtral-8x7b"),
-            "sluice: --runs-on sluice: the scenario: plans for it do not cover mixtures of experts\n");
+  EXPECT_EQ(error("sluice --etp 2", "mixtral-8x7b"),
+            "sluice: --runs-on sluice: --etp 2: runs do not split experts over tensor-parallel ranks\n");
+  EXPECT_EQ(error("sluice --joint-overlap all", "mixtral-8x7b"),
+            "sluice: --runs-on sluice: the scenario: runs do not overlap collectives of tensor parallelism "
+            "(--joint-overlap experts)\n");
   EXPECT_EQ(error("sluice --tp 8,3"),
             "sluice: --runs-on sluice: --tp 3: each tensor-parallel rank needs a key/value "
             "head\n");

@@ -266,14 +266,17 @@ std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, co
 std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   const Transformer& model = *base.model;
   Refusal out;
-  out.unless(!model.has_experts(), "plans for it do not cover mixtures of experts");
+  out.unless(model.experts.groups <= 1, "its router does not limit tokens to groups of experts");
   out.unless(!model.has_latent_attention(), "its kernels do not support latent attention");
   out.unless(!model.qk_norm, "its kernels do not support normalized queries and keys");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
   out.unless(!traits_of(base.training.precision).narrow(), "runs do not support GEMMs in 8 or 4 bits");
   out.unless(!base.training.tp_comm_overlap, "runs do not overlap tensor-parallel communication");
   out.unless(point.cp == 1, "runs do not support context parallelism");
-  out.unless(point.ep == 1, "plans for it do not cover expert parallelism");
+  out.unless(point.etp == 1, "runs do not split experts over tensor-parallel ranks");
+  out.unless(base.training.joint_overlap != Training::JointOverlap::all,
+             "runs do not overlap collectives of tensor parallelism (--joint-overlap experts)");
+  out.unless(point.ep == 1 || base.training.weave != kSearchedWeave, "runs do not search weaves");
   out.unless(base.training.optimizer_offload == 0, "runs keep optimizer states on the device");
   out.unless(!point.distributed_optimizer, "runs do not support a distributed optimizer");
   out.unless(!point.pipeline_before_data, "runs place replicas before stages");
@@ -301,9 +304,10 @@ std::string sluice_arguments(const Scenario& base, const PlanSpace& space, const
   add(point.first_layers > 0, fmt::format("--decoder-first-pipeline-num-layers {}", point.first_layers));
   add(point.last_layers > 0, fmt::format("--decoder-last-pipeline-num-layers {}", point.last_layers));
   add(true, fmt::format("--num-layers {} --hidden-size {} --num-attention-heads {} --num-query-groups {} "
-                        "--kv-channels {} --ffn-hidden-size {} --vocab-size {}",
-                        model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.ffn_hidden,
-                        model.vocab));
+                        "--kv-channels {}",
+                        model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim));
+  add(model.ffn_hidden > 0, fmt::format("--ffn-hidden-size {}", model.ffn_hidden));
+  add(true, fmt::format("--vocab-size {}", model.vocab));
   add(model.positions > 0, fmt::format("--max-position-embeddings {}", model.positions));
   add(model.positions == 0, "--position-embedding-type rope");
   add(model.gated, "--swiglu");
@@ -311,6 +315,22 @@ std::string sluice_arguments(const Scenario& base, const PlanSpace& space, const
   add(!model.tied_embeddings, "--untie-embeddings-and-output-weights");
   add(!model.projection_bias && !model.mlp_bias, "--disable-bias-linear");
   add(model.qkv_bias && !model.projection_bias, "--add-qkv-bias");
+  if (!model.has_experts()) return out;
+  const Experts& experts = model.experts;
+  const Training& training = base.training;
+  add(true, fmt::format("--num-experts {} --moe-router-topk {} --moe-ffn-hidden-size {}", experts.count,
+                        experts.per_token, experts.ffn_hidden));
+  add(experts.shared_ffn_hidden > 0,
+      fmt::format("--moe-shared-expert-intermediate-size {}", experts.shared_ffn_hidden));
+  add(experts.shared_gate, "--moe-shared-expert-gate");
+  if (experts.leading_dense > 0) {
+    std::vector<int> has(static_cast<std::size_t>(model.layers), 1);
+    std::fill_n(has.begin(), experts.leading_dense, 0);
+    add(true, fmt::format("--moe-layer-freq {}", fmt::join(has, ",")));
+  }
+  add(point.ep > 1, fmt::format("--ep {}", point.ep));
+  add(training.joint_overlap == Training::JointOverlap::none, "--joint-overlap none");
+  add(point.ep > 1 && training.weave != Training{}.weave, fmt::format("--weave '{}'", training.weave));
   return out;
 }
 
@@ -395,7 +415,8 @@ void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
   };
   probe_yes("--use-distributed-optimizer", space.distributed_optimizer, &PlanPoint::distributed_optimizer);
   probe_yes("--use-tp-pp-dp-mapping", space.pipeline_before_data, &PlanPoint::pipeline_before_data);
-  if (framework.name == "sluice") space.sequence_parallel = false;  // which its runs do not support
+  // Its runs split the tokens of layers with experts, and nothing else.
+  if (framework.name == "sluice" && !base.model->has_experts()) space.sequence_parallel = false;
   if (space.families.empty()) {
     for (const Family& family : all_families()) {
       PlanPoint point = plainest();
