@@ -447,22 +447,17 @@ void PartBench::time_in_parts(OpKind kind, const ProfileCell& cell, Buffers& buf
   stage.end_parts(call, forward);
   mark(order.size() + 2);
   const std::size_t first = times.size();
-  const auto add = [&](LayerPart of, OpKind pass, std::size_t segment) {
-    const std::int64_t nanoseconds = between(segment, segment + 1);
-    const auto found = std::find_if(times.begin() + static_cast<std::ptrdiff_t>(first), times.end(),
-                                    [&](const ExpertPartTime& time) { return time.part == of && time.kind == pass; });
-    if (found == times.end()) {
-      times.push_back({.part = of, .kind = pass, .nanoseconds = nanoseconds});
-    } else {
-      found->nanoseconds += nanoseconds;
-    }
-  };
   for (std::size_t i = 0; i < order.size(); ++i) {
-    add(order[i].part, kKindOfPass.at(static_cast<std::size_t>(order[i].pass)), i + 1);
+    times.push_back({.part = order[i].part,
+                     .kind = kKindOfPass.at(static_cast<std::size_t>(order[i].pass)),
+                     .nanoseconds = between(i + 1, i + 2)});
   }
-  for (const std::size_t around : {std::size_t{0}, order.size() + 1}) {
-    add(LayerPart::attention, forward ? OpKind::F : OpKind::I, around);
-  }
+  const auto is_attention = [&](const ExpertPartTime& time) {
+    return time.part == LayerPart::attention && time.kind != OpKind::W;
+  };
+  const auto begin = times.begin() + static_cast<std::ptrdiff_t>(first);
+  std::find_if(begin, times.end(), is_attention)->nanoseconds += between(0, 1);
+  std::find_if(times.rbegin(), times.rend(), is_attention)->nanoseconds += between(order.size() + 1, order.size() + 2);
 }
 
 std::vector<ExpertPartTime> PartBench::run_expert_layers(const ProfileCell& cell, const OpGroups& groups) {

@@ -62,11 +62,11 @@ struct PartBenchSpec {
   int microbatches = 1;
 };
 
-// Time of a part of layers with experts: of kind F, I or W.
+// Time of a part of one layer with experts: of kind F, I or W.
 struct ExpertPartTime {
   LayerPart part = LayerPart::attention;
   OpKind kind = OpKind::F;
-  std::int64_t nanoseconds = 0;  // over all layers
+  std::int64_t nanoseconds = 0;
 };
 
 // Times the ops of the parts of a model one by one: embedding, `layers` layers and head, with weights and the buffers
@@ -97,8 +97,8 @@ class PartBench {
   // workers together.
   void load_inputs(const OpGroups& groups);
   // The same ops as `run` calls, of layers with experts and part by part: times of F, F of another microbatch, B of the
-  // first and I of the other one. Its W is run and not timed: B has weight gradients as well. What an op does before
-  // and after its layers belongs to attention.
+  // first and I of the other one, layer by layer. Its W is run and not timed: B has weight gradients as well. What an
+  // op does before and after its layers belongs to the attention of its first and last layer.
   std::vector<ExpertPartTime> run_expert_layers(const ProfileCell& cell, const OpGroups& groups);
   // Returns how many layers `run` and run_expert_layers call in a row; 1 for other parts.
   int layers_of(PartKind part) const { return layers_of(spec_, part); }

@@ -19,6 +19,7 @@
 #include "exec/steady_clock.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
@@ -36,8 +37,20 @@ struct Point {
   ProfilePass pass;
   ProfileTransfer transfer;
   ProfileSum all_reduce;
-  std::vector<double> seconds;    // by round and repetition
-  std::vector<double> disturbed;  // times of calls in which this worker waited for a core
+  std::vector<double> seconds;  // by round and repetition
+  // Times of calls in which this worker waited for a core. Of exchanges all times are in `seconds`, and this is 1 where
+  // it waited, else 0, because ranks of a group are compared by repetition.
+  std::vector<double> disturbed;
+
+  bool exchanges() const {
+    return what == What::op && (sample.part == PartKind::dispatch || sample.part == PartKind::combine);
+  }
+};
+
+// The times of all workers by point, and of exchanges those without waits.
+struct GatheredTimes {
+  std::vector<std::vector<double>> all;
+  std::vector<std::vector<double>> without_waits;
 };
 
 constexpr std::size_t kFewestCalm = 3;  // times of a point, over all workers
@@ -73,7 +86,7 @@ struct Profiler::Impl {
 
   void round();
   Profile gather();
-  std::vector<std::vector<double>> gather_times();
+  GatheredTimes gather_times();
 
   void check_memory_for(const PartBenchSpec& bench);
   PartBenchSpec bench_spec() const;
@@ -85,7 +98,11 @@ struct Profiler::Impl {
     return points.size() - 1;
   }
   void note(std::size_t point, double seconds, bool calm = true) {
-    if (rounds > 0) (calm ? points[point].seconds : points[point].disturbed).push_back(std::max(seconds, 1e-9));
+    if (rounds <= 0) return;
+    Point& at = points[point];
+    const bool apart = !calm && !at.exchanges();
+    (apart ? at.disturbed : at.seconds).push_back(std::max(seconds, 1e-9));
+    if (at.exchanges()) at.disturbed.push_back(calm ? 0 : 1);
   }
   // Calls `measure` and returns whether it had a core all the time.
   template <typename Measure>
@@ -345,8 +362,7 @@ void Profiler::Impl::measure_expert_layers(const ProfileCell& cell) {
   const bool calm = calmly([&] { times = bench->run_expert_layers(cell, links->groups()); });
   for (const ExpertPartTime& time : times) {
     const ProfileCell of = time.part == LayerPart::attention ? cell : ProfileCell{.tokens = cell.tokens};
-    note(op_point(part_kind(time.part), time.kind, of),
-         in_seconds(time.nanoseconds) / bench->layers_of(PartKind::experts), calm);
+    note(op_point(part_kind(time.part), time.kind, of), in_seconds(time.nanoseconds), calm);
   }
 }
 
@@ -394,7 +410,7 @@ void Profiler::Impl::round() {
 
 // Returns the times of all workers by point, on rank 0; elsewhere nothing. Disturbed ones only where others are
 // missing.
-std::vector<std::vector<double>> Profiler::Impl::gather_times() {
+GatheredTimes Profiler::Impl::gather_times() {
   std::vector<double> mine;
   for (const Point& point : points) {
     for (const std::vector<double>* const of : {&point.seconds, &point.disturbed}) {
@@ -405,12 +421,19 @@ std::vector<std::vector<double>> Profiler::Impl::gather_times() {
   const auto all = transport.gather(std::as_bytes(std::span(mine)));
   std::vector<std::vector<double>> times(all.empty() ? 0 : points.size());
   std::vector<std::vector<double>> disturbed_times(times.size());
+  std::vector<std::vector<ExchangeTimes>> exchanges(times.size());  // by worker
   for (std::size_t worker = 0; worker < all.size(); ++worker) {
     std::vector<double> values(all[worker].size() / sizeof(double));
     std::memcpy(values.data(), all[worker].data(), all[worker].size());
     auto at = values.begin();
     for (std::size_t i = 0; i < points.size(); ++i) {
       const auto count = static_cast<std::size_t>(*at++);
+      if (points[i].exchanges()) {
+        const auto all_end = at + static_cast<std::ptrdiff_t>(count);
+        exchanges[i].push_back({.seconds = {at, all_end}, .disturbed = {all_end + 1, all_end + 1 + (all_end - at)}});
+        at = all_end + 1 + (all_end - at);
+        continue;
+      }
       for (std::size_t repetition = 0; repetition < count; ++repetition) {
         const double value = *at++;
         // An all-reduce begins when its last rank joins: its time is the shortest that a rank measured.
@@ -425,16 +448,34 @@ std::vector<std::vector<double>> Profiler::Impl::gather_times() {
       at += others;
     }
   }
+  GatheredTimes out{.without_waits = std::vector<std::vector<double>>(times.size())};
+  const std::size_t ranks = to_size(spec.expert_parallel);
   for (std::size_t i = 0; i < times.size(); ++i) {
+    std::vector<double> disturbed_least;
+    for (std::size_t first = 0; first < exchanges[i].size(); first += ranks) {
+      const std::span<const ExchangeTimes> group = std::span(exchanges[i]).subspan(first, ranks);
+      const ExchangeTimes least = without_waits(group);
+      for (std::size_t repetition = 0; repetition < least.seconds.size(); ++repetition) {
+        const bool apart = least.disturbed[repetition] != 0;
+        (apart ? disturbed_least : out.without_waits[i]).push_back(least.seconds[repetition]);
+        for (const ExchangeTimes& rank : group) {
+          (apart ? disturbed_times : times)[i].push_back(rank.seconds[repetition]);
+        }
+      }
+    }
     if (times[i].size() >= kFewestCalm || disturbed_times[i].empty()) continue;
     times[i].insert(times[i].end(), disturbed_times[i].begin(), disturbed_times[i].end());
+    out.without_waits[i].insert(out.without_waits[i].end(), disturbed_least.begin(), disturbed_least.end());
     disturbed = true;
   }
-  return times;
+  out.all = std::move(times);
+  return out;
 }
 
 Profile Profiler::Impl::gather() {
-  std::vector<std::vector<double>> times = gather_times();
+  GatheredTimes gathered = gather_times();
+  std::vector<std::vector<double>>& times = gathered.all;
+  std::vector<std::pair<ProfileSample, double>> waits;  // of exchanges
   Profile profile;
   if (transport.rank() != 0) return profile;
   profile.dtype = to_string(spec.precision);
@@ -459,6 +500,11 @@ Profile Profiler::Impl::gather() {
         // the best runs.
         sample.seconds = sample.part == PartKind::stage ? quantile(seconds, 0.1) : typical(seconds);
         sample.spread_s = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / 2;
+        if (point.exchanges()) {
+          const double own = sample.seconds;
+          sample.seconds = std::min(own, typical(gathered.without_waits[i]));
+          waits.emplace_back(sample, own - sample.seconds);
+        }
         profile.samples.push_back(sample);
         break;
       }
@@ -471,6 +517,7 @@ Profile Profiler::Impl::gather() {
         break;
     }
   }
+  for (const auto& [exchange, wait_s] : waits) move_wait(exchange, wait_s, profile.samples);
   return profile;
 }
 
@@ -480,6 +527,27 @@ Profiler::~Profiler() = default;
 void Profiler::round() { impl_->round(); }
 Profile Profiler::gather() { return impl_->gather(); }
 bool Profiler::disturbed() const { return impl_->disturbed; }
+
+ExchangeTimes without_waits(std::span<const ExchangeTimes> group) {
+  ExchangeTimes out = group.front();
+  for (const ExchangeTimes& rank : group.subspan(1)) {
+    for (std::size_t i = 0; i < out.seconds.size(); ++i) {
+      out.seconds[i] = std::min(out.seconds[i], rank.seconds[i]);
+      if (rank.disturbed[i] != 0) out.disturbed[i] = 1;
+    }
+  }
+  return out;
+}
+
+void move_wait(const ProfileSample& exchange, double wait_s, std::vector<ProfileSample>& samples) {
+  const bool attention = (exchange.kind == OpKind::F) == (exchange.part == PartKind::dispatch);
+  const PartKind part = attention ? PartKind::attention : PartKind::experts;
+  for (ProfileSample& sample : samples) {
+    if (sample.part == part && sample.kind == exchange.kind && sample.tokens == exchange.tokens) {
+      sample.seconds += wait_s;
+    }
+  }
+}
 
 std::vector<ProfileCell> profile_grid(std::int64_t sequence_length) {
   std::vector<ProfileCell> cells;

@@ -42,6 +42,19 @@ struct ProfilingSpec {
   std::uint64_t seed = 1;
 };
 
+// Times of an exchange on one rank of an expert group, by repetition, and whether the rank waited for a core.
+struct ExchangeTimes {
+  std::vector<double> seconds;
+  std::vector<char> disturbed;
+};
+// Returns the exchanges without waits for other ranks: by repetition the time of the rank that waits least. Disturbed
+// if any rank was.
+ExchangeTimes without_waits(std::span<const ExchangeTimes> group);
+// Adds a wait in an exchange to the samples of the same kind, slice length and rows of the part that the others are
+// still computing: attention before a dispatch of F and a combine of I, else experts. So op times do not change, but a
+// joint block does not hide the wait, which the slowest rank does not have.
+void move_wait(const ProfileSample& exchange, double wait_s, std::vector<ProfileSample>& samples);
+
 // Returns slices of lengths L, L/2, L/4 and L/8, where they are integers, each at the offsets of even slices; for L/8
 // at every second offset.
 std::vector<ProfileCell> profile_grid(std::int64_t sequence_length);
@@ -52,6 +65,7 @@ std::vector<ProfileCell> profile_grid(std::int64_t sequence_length);
 // Layers with experts are measured part by part, with their exchanges. The layers of a worker are `layers` consecutive
 // ones of the model, others for each pipeline rank, with the weights and inputs that they have in the first step of a
 // run, so that routers distribute rows as unevenly; their times are means over all workers, layers and microbatches.
+// Waits for other ranks in exchanges are moved to compute (move_wait).
 //
 // Measured are: F, B, I and W of the embedding, of `layers` layers (a layer is 1/`layers` of their time) and of the
 // head, including everything in their calls such as all-reduces of tensor-parallel ranks, but not recomputation; the

@@ -15,8 +15,7 @@ namespace sluice::model {
 // The parts of a model whose times are measured. `stage` is the time of a whole stage's op in addition to its parts:
 // what the framework does around the kernels. `recompute`, which has only F, is the recomputation of a layer before its
 // backward; it is shorter than the layer's F where outputs that are not read are not computed. `layer` and `recompute`
-// are of dense layers; a layer with experts consists of the last four parts (LayerPart), with waits for other ranks in
-// dispatch and combine.
+// are of dense layers; a layer with experts consists of the last four parts (LayerPart).
 enum class PartKind : std::uint8_t { embedding, layer, head, stage, recompute, attention, dispatch, experts, combine };
 inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer,     PartKind::head,
                                       PartKind::stage,     PartKind::recompute, PartKind::attention,

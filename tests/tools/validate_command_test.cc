@@ -310,6 +310,24 @@ TEST_F(Validate, MeasuresFitsPredictsAndRunsExperts) {
   EXPECT_THAT(table.out, HasSubstr(" hidden "));
 }
 
+TEST_F(Validate, MeasuresExpertsOverMpi) {
+  if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
+  const CommandResult result = test::run_program(
+      SLUICE_MPIEXEC,
+      words("-n 2 --bind-to none " SLUICE_COMMAND
+            " validate --json --max-wait 100% --steps 1 --time-budget 0 --tokens 16 "
+            "--tolerance 1000000% --pp 1 --schedule combined-1f1b" +
+            kValidatedRun + kExperts),
+      {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
+       "OMPI_MCA_btl_base_warn_component_unused=0", "ASAN_OPTIONS=detect_leaks=0"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document.at("transport"), "mpi");
+  const json& validation = document.at("validations").at(0);
+  for (const json& part : validation.at("parts")) EXPECT_GT(part.at("predicted_s"), 0.0) << part;
+  EXPECT_GT(validation.at("ranks").at(0).at("exchange").at("seconds").at("measured"), 0.0);
+}
+
 TEST_F(Validate, ExplainsWhatExpertsDoNotSupport) {
   const std::string tiny = kValidatedRun + kExperts;
   EXPECT_THAT(error_of("validate" + tiny + " --cost " + expert_costs(folder_, 4)),

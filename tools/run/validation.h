@@ -38,7 +38,7 @@ struct PartValidation {
 
 // Dispatch and combine of one rank.
 struct ExchangeValidation {
-  Both<double> seconds;  // in total, with waits for other ranks
+  Both<double> seconds;  // in total; measured with waits for other ranks, which are predicted as compute
   Both<double> hidden;   // fraction of it during which the rank computes another part
 };
 

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -143,6 +144,38 @@ ProfilingSpec expert_profiling_spec(const TokenSource& tokens) {
   spec.tokens = &tokens;
   spec.microbatches = 4;
   return spec;
+}
+
+// In the first repetition the first rank waits 3 s for the other one, in the second it is the other way round.
+TEST(ExpertProfiling, ExchangesTakeAsLongAsOnTheRankThatWaitsLeast) {
+  const ExchangeTimes ranks[] = {{{3.5, 0.5}, {1, 0}}, {{0.5, 3.5}, {0, 0}}};
+  EXPECT_THAT(without_waits(ranks).seconds, ElementsAre(0.5, 0.5));
+  EXPECT_THAT(without_waits(ranks).disturbed, ElementsAre(1, 0));
+  EXPECT_THAT(without_waits(std::span(ranks).first(1)).seconds, ElementsAre(3.5, 0.5));
+}
+
+TEST(ExpertProfiling, WaitsBelongToThePartThatOthersCompute) {
+  const auto moved_to = [](PartKind exchange, OpKind kind) {
+    std::vector<ProfileSample> samples;
+    for (const PartKind part : kExpertLayerParts) {
+      for (const OpKind of : kinds_of(part)) {
+        for (const std::int64_t tokens : {8, 16}) {
+          samples.push_back({.part = part, .kind = of, .tokens = tokens, .seconds = 1});
+        }
+      }
+    }
+    move_wait({.part = exchange, .kind = kind, .tokens = 16, .seconds = 1}, 0.5, samples);
+    std::vector<std::tuple<PartKind, OpKind, std::int64_t>> longer;
+    for (const ProfileSample& sample : samples) {
+      if (sample.seconds == 1.5) longer.emplace_back(sample.part, sample.kind, sample.tokens);
+    }
+    return longer;
+  };
+  using enum PartKind;
+  EXPECT_THAT(moved_to(dispatch, OpKind::F), ElementsAre(std::tuple(attention, OpKind::F, 16)));
+  EXPECT_THAT(moved_to(combine, OpKind::F), ElementsAre(std::tuple(experts, OpKind::F, 16)));
+  EXPECT_THAT(moved_to(combine, OpKind::I), ElementsAre(std::tuple(attention, OpKind::I, 16)));
+  EXPECT_THAT(moved_to(dispatch, OpKind::I), ElementsAre(std::tuple(experts, OpKind::I, 16)));
 }
 
 // Two pipeline ranks of two replicas. Attention at all 11 slices; dispatch, experts and combine at four lengths.
