@@ -1,10 +1,15 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 
 #include "model/namespaces.h"
 
 namespace sluice::kernels {
+
+// Which implementation computes attention on a device: cuDNN where it can, else flash attention where it can, else
+// GEMMs; `flash` and `gemm` skip those before them.
+enum class AttentionChoice : std::uint8_t { automatic, cudnn, flash, gemm };
 
 // Sizes of causal attention of one slice's queries over the keys of its prefix and its own; heads / kv_heads query
 // heads use one key head: query head i reads key head i / (heads / kv_heads) (Ainslie et al. 2023). Scores are scaled
@@ -20,6 +25,7 @@ struct AttentionSizes {
   std::int64_t rows() const { return std::int64_t{sequences} * tokens; }  // row = sequence * tokens + token
   std::int64_t query_width() const { return std::int64_t{heads} * head_dim; }
   std::int64_t key_width() const { return std::int64_t{kv_heads} * head_dim; }
+  auto operator<=>(const AttentionSizes&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 }  // namespace sluice::kernels

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention_sizes.h"
 #include "kernels/collective.h"
 #include "kernels/device.h"
 #include "kernels/part_log.h"
@@ -34,6 +35,7 @@ struct StageSpec {
   int expert_parallel = 1;
   bool recompute = false;  // full recomputation: store only the inputs of layers
   bool sliced = false;     // later slices read the keys and values, which are therefore stored even with `recompute`
+  AttentionChoice attention = AttentionChoice::automatic;  // on devices
 
   int group_rank() const { return data_rank * tensor_parallel + tensor_rank; }
   int expert_rank() const { return group_rank() % expert_parallel; }

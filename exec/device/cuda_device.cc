@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "exec/device/cublas.h"
+#include "exec/device/cudnn_attention.h"
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 
@@ -78,6 +79,7 @@ class CudaDevice final : public Device {
       close();
       throw;
     }
+    attention_ = make_cudnn_attention(cudnn, {name_, capability_});
   }
   ~CudaDevice() override { close(); }
   CudaDevice(const CudaDevice&) = delete;
@@ -234,6 +236,8 @@ class CudaDevice final : public Device {
     stream.launched();
   }
 
+  AttentionLibrary* attention_library() override { return attention_.get(); }
+
   // Called before the stream is destroyed, while its work may still run.
   void forget(const Stream& stream) {
     if (multiplies_on_ != &stream) return;
@@ -287,6 +291,7 @@ class CudaDevice final : public Device {
   // Ignores errors.
   void close() noexcept {
     cudaSetDevice(ordinal_);
+    attention_.reset();
     if (blas_ != nullptr) cublas().destroy(blas_);
     if (workspace_free_ != nullptr) cudaEventDestroy(workspace_free_);
     if (workspace_ != nullptr) cudaFree(workspace_);
@@ -303,6 +308,7 @@ class CudaDevice final : public Device {
   std::byte* workspace_ = nullptr;
   cudaEvent_t workspace_free_ = nullptr;
   const Stream* multiplies_on_ = nullptr;
+  std::unique_ptr<AttentionLibrary> attention_;
 };
 
 CudaStream::~CudaStream() {

@@ -85,7 +85,8 @@ std::unique_ptr<Stage> PartBench::make_stage_of(const PartBenchSpec& spec, const
                .data_rank = spec.data_rank,
                .expert_parallel = spec.expert_parallel,
                .recompute = spec.recompute,
-               .sliced = sliced};
+               .sliced = sliced,
+               .attention = spec.attention};
   of.model.layers = std::max(spec.model.layers, spec.layers);
   return spec.kernels != nullptr ? spec.kernels->make_stage(of, spec.precision) : make_cpu_stage(of, spec.precision);
 }

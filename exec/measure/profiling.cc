@@ -176,6 +176,7 @@ PartBenchSpec Profiler::Impl::bench_spec() const {
                     .precision = spec.precision,
                     .kernels = spec.kernels,
                     .recompute = spec.recompute,
+                    .attention = spec.attention,
                     .sequences = spec.sequences,
                     .sequence_length = spec.sequence_length,
                     .tensor_parallel = spec.tensor_parallel,

@@ -23,17 +23,21 @@ struct KeyRows {
 
 // Arguments of the forward pass. Pointers are aligned to at least 32 bytes. Element::float16 or bfloat16.
 struct AttentionForward {
+  AttentionChoice choice = AttentionChoice::automatic;
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;  // [rows, query_width], dense
   KeyRows keys;
-  void* out = nullptr;           // [rows, query_width], dense
-  float* log_sums = nullptr;     // [heads, rows]: ln of the sum of exp(scaled score), without shift
+  void* out = nullptr;  // [rows, query_width], dense
+  // [heads, rows], or [sequences, heads, tokens] if a library has written them: ln of the sum of exp(scaled score),
+  // without shift.
+  float* log_sums = nullptr;
   std::byte* scratch = nullptr;  // attention_scratch_bytes
 };
 
 // Arguments of the backward pass.
 struct AttentionBackward {
+  AttentionChoice choice = AttentionChoice::automatic;
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;
@@ -43,7 +47,8 @@ struct AttentionBackward {
   // If not null, which requires flash_fits and a slice that has all tokens: gradients of keys and values are written
   // here in 16 bits, in rows like those of queries_gradient, the values after the keys.
   void* key_rows_gradient = nullptr;
-  const float* log_sums = nullptr;
+  void* out = nullptr;                  // of the forward pass, which may have to run again; only for libraries
+  float* log_sums = nullptr;            // likewise
   const void* out_gradient = nullptr;   // [rows, query_width], dense
   const float* dot_products = nullptr;  // [heads, rows]: sum over head_dim of out x out_gradient (row_dot_products)
   void* queries_gradient = nullptr;     // 16-bit, written; rows are queries_gradient_stride elements apart
@@ -51,10 +56,11 @@ struct AttentionBackward {
   std::byte* scratch = nullptr;
 };
 
-// Returns the scratch size of either call, in bytes, for both implementations.
-std::int64_t attention_scratch_bytes(const AttentionSizes& shape);
+// Returns the scratch size of either call, in bytes, for all implementations that `choice` may use.
+std::int64_t attention_scratch_bytes(const AttentionSizes& shape, AttentionChoice choice);
 
-// Runs one fused kernel if it supports the device and the shape (flash_attention.h), else GEMMs (gemm_attention.h).
+// Run the library of the device (kernels/attention_library.h) if the library can, else a fused
+// kernel if it supports the device and the shape (flash_attention.h), else GEMMs (gemm_attention.h).
 void attention_forward(const AttentionForward& call, Device& device, Stream& stream);
 void attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 

@@ -16,6 +16,18 @@ struct Add {
   }
 };
 
+template <class T>
+struct Widen {
+  static constexpr int kThreads = kElementThreads;
+  const T* from;
+  std::int64_t count;
+  bool add;
+  float* into;
+  SLUICE_DEVICE void operator()() const {
+    for_each_element(count, [this](std::int64_t i) { into[i] = to_float(from[i]) + (add ? into[i] : 0.0F); });
+  }
+};
+
 struct Maximum {
   static constexpr int kThreads = kElementThreads;
   const float* from;
@@ -82,6 +94,12 @@ struct GradientScale {
 void add(Stream& stream, Element element, const void* from, std::int64_t count, void* into) {
   with_type(element, [&]<class T>(Type<T>) {
     launch(stream, element_grid(count), Add<T>{static_cast<const T*>(from), count, static_cast<T*>(into)});
+  });
+}
+
+void widen(Stream& stream, Element element, const void* from, std::int64_t count, bool add, float* into) {
+  with_type(element, [&]<class T>(Type<T>) {
+    launch(stream, element_grid(count), Widen<T>{static_cast<const T*>(from), count, add, into});
   });
 }
 

@@ -33,10 +33,10 @@ void LayerGradients::carve(BlockCarver& carver, const RankSizes& sizes, LayerKin
   up = carver.take<Half>(rows * sizes.up_width);
 }
 
-LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, bool sliced,
-                           bool has_experts) {
+LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, AttentionChoice choice,
+                           bool sliced, bool has_experts) {
   const std::int64_t rows = shape.rows();
-  attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape)));
+  attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape), choice));
   qkv = carver.take<Half>(rows * sizes.qkv_width);
   hidden = carver.take<Half>(rows * sizes.hidden);
   attended = carver.take<Half>(rows * sizes.query_width);
@@ -78,7 +78,8 @@ void Layer::attention_forward(const Forward& pass) const {
   linear.forward(inputs.qkv, weight(at.qkv), n, sizes.qkv_width, h, scratch.qkv);
   split_qkv(stream, element, qkv_shape(keys), scratch.qkv, weight(at.qkv_bias), kept.queries, keys.keys,
             keys.keys + values_after(shape.sequences * keys.tokens, sizes.key_width));
-  cuda::attention_forward({.shape = attention_sizes(sizes, shape),
+  cuda::attention_forward({.choice = spec.attention,
+                           .shape = attention_sizes(sizes, shape),
                            .element = element,
                            .queries = kept.queries,
                            .keys = keys.rows(),
@@ -178,14 +179,17 @@ void Layer::attention_input_gradient(const Backward& pass) const {
   linear.input_gradient(gradients.output, weight(at.output), n, h, q, scratch.attended, q);
   const AttentionSizes attention = attention_sizes(sizes, shape);
   row_dot_products(attention, element, inputs.output, scratch.attended, scratch.dot_products, stream);
-  // Without slices, flash attention writes all gradients to the fused rows.
-  const bool in_rows = !spec.sliced && flash_fits(attention, linear.device.compute_capability());
-  attention_backward({.shape = attention,
+  // Without slices, flash attention and libraries write all gradients to the fused rows.
+  const bool in_rows = !spec.sliced && spec.attention != AttentionChoice::gemm &&
+                       flash_fits(attention, linear.device.compute_capability());
+  attention_backward({.choice = spec.attention,
+                      .shape = attention,
                       .element = element,
                       .queries = kept.queries,
                       .keys = keys.rows(),
                       .accumulate = spec.sliced,
                       .key_rows_gradient = in_rows ? gradients.qkv + q : nullptr,
+                      .out = inputs.output,
                       .log_sums = kept.log_sums,
                       .out_gradient = scratch.attended,
                       .dot_products = scratch.dot_products,

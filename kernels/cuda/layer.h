@@ -20,7 +20,7 @@ struct LayerActivations {
   Half* input = nullptr;         // [n, h]; the only one that is stored with recomputation
   float* statistics1 = nullptr;  // [n, 2]
   Half* queries = nullptr;       // [n, q], with rotary embedding
-  float* log_sums = nullptr;     // [heads, n]
+  float* log_sums = nullptr;     // [heads, n], or by sequence: see AttentionForward
   Half* middle = nullptr;        // [n, h], input of the second norm and residual
   float* statistics2 = nullptr;  // [n, 2]
   Half* pre = nullptr;           // [n, f] or [n, 2f], input of the activation function, without bias, of a dense layer
@@ -56,7 +56,8 @@ struct LayerGradients {
 
 // Scratch that all layers use in turn.
 struct LayerScratch {
-  LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, bool sliced, bool has_experts);
+  LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, AttentionChoice choice,
+               bool sliced, bool has_experts);
   std::byte* attention = nullptr;
   Half* qkv = nullptr;             // [n, q + 2w], forward
   Half* hidden = nullptr;          // [n, h], backward

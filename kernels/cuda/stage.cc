@@ -116,7 +116,8 @@ class CudaStage final : public Stage {
       Kept recomputed;           // of one layer
     };
     OpScratch(BlockCarver& carver, const CudaStage& stage, const SliceShape& shape)
-        : layer(carver, stage.sizes_, shape, stage.spec_.sliced, stage.spec_.contents.expert_layers > 0) {
+        : layer(carver, stage.sizes_, shape, stage.spec_.attention, stage.spec_.sliced,
+                stage.spec_.contents.expert_layers > 0) {
       const std::int64_t n = shape.rows();
       const RankSizes& sizes = stage.sizes_;
       if (stage.has_rotary()) {

@@ -280,6 +280,7 @@ class EmulatedDevice final : public Device {
     if (spec_.counters != nullptr) spec_.counters->reserved = std::min(count, spec_.multiprocessors / 2);
   }
   void make_current() override { failure_->check(); }
+  AttentionLibrary* attention_library() override { return spec_.attention; }
 
   std::byte* allocate(std::int64_t bytes) override {
     failure_->check();

@@ -30,7 +30,7 @@ class FlashAttention : public ::testing::Test {
     }
     device_->make_current();
   }
-  void expect(const AttentionCase& of) { expect_flash_equals_naive(of, *device_); }
+  void expect(const AttentionCase& of) { expect_attention_equals_naive(of, *device_); }
 
   std::unique_ptr<Device> device_ = make_test_device();
 };
@@ -115,7 +115,7 @@ TEST_F(FlashAttention, LargeScores) {
     naive_attention(of, inputs, expected, expected_gradients);
     AttentionNumbers results(of);
     AttentionNumbers gradients(of);
-    flash_attention(of, inputs, *device_, results, gradients);
+    device_attention(of, inputs, *device_, results, gradients);
     EXPECT_LT(distance(results.out, expected.out), allowed_error(element));
     EXPECT_LT(distance(results.log_sums, expected.log_sums), 1e-5);
     EXPECT_LT(distance(gradients.values, expected_gradients.values), allowed_error(element));

@@ -10,6 +10,8 @@
 #include <random>
 #include <utility>
 
+#include "kernels/attention_library.h"
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/flash_attention.h"
 #include "tests/support/test_device.h"
 
@@ -129,6 +131,7 @@ class OnDevice {
   // Buffers that live from a slice's forward to its backward pass.
   struct Kept {
     const DeviceMemory* queries = nullptr;
+    const DeviceMemory* out = nullptr;
     const DeviceMemory* log_sums = nullptr;
   };
 
@@ -195,27 +198,39 @@ class OnDevice {
 
   Kept forward(std::size_t slice, AttentionNumbers& results) {
     const AttentionSizes of = shape(slice);
-    EXPECT_TRUE(cuda::flash_fits(of, device_.compute_capability()));
+    EXPECT_TRUE(of_.choice != AttentionChoice::flash || cuda::flash_fits(of, device_.compute_capability()));
     const DeviceMemory& queries = put(of_.element, slice_rows(slice, inputs_.queries));
     const DeviceMemory& out = room(of.rows() * of.query_width() * 2);
     const DeviceMemory& log_sums = room(of.rows() * of.heads * 4);
-    cuda::flash_attention_forward({.shape = of,
-                                   .element = of_.element,
-                                   .queries = queries.data(),
-                                   .keys = keys_up_to(slice),
-                                   .out = out.data(),
-                                   .log_sums = reinterpret_cast<float*>(log_sums.data()),
-                                   .scratch = nullptr},
-                                  device_, *stream_);
+    cuda::attention_forward({.choice = of_.choice,
+                             .shape = of,
+                             .element = of_.element,
+                             .queries = queries.data(),
+                             .keys = keys_up_to(slice),
+                             .out = out.data(),
+                             .log_sums = reinterpret_cast<float*>(log_sums.data()),
+                             .scratch = scratch(of).data()},
+                            device_, *stream_);
     device_.synchronize(*stream_);
     put_rows(slice, as_numbers(of_.element, out.read()), results.out);
     const std::vector<double> sums = as_numbers(Element::float32, log_sums.read());
+    const AttentionLibrary* const library = device_.attention_library();
+    const bool by_sequence = of_.choice != AttentionChoice::flash && library != nullptr && library->has_run(of);
+    const std::int64_t tokens = by_sequence ? of.tokens : of.rows();
     for_each_row(slice, [&](int sequence, int token, std::size_t row) {
-      for (std::size_t head = 0; head < static_cast<std::size_t>(of.heads); ++head) {
-        results.log_sums.row(sequence, token)[head] = sums[head * static_cast<std::size_t>(of.rows()) + row];
+      const std::int64_t before = by_sequence ? std::int64_t{sequence} * of.heads * of.tokens : 0;
+      const std::int64_t in_head =
+          by_sequence ? static_cast<std::int64_t>(row) % of.tokens : static_cast<std::int64_t>(row);
+      for (int head = 0; head < of.heads; ++head) {
+        results.log_sums.row(sequence, token)[head] = sums[static_cast<std::size_t>(before + head * tokens + in_head)];
       }
     });
-    return {&queries, &log_sums};
+    return {&queries, &out, &log_sums};
+  }
+
+  const DeviceMemory& scratch(const AttentionSizes& of) {
+    return room(of_.choice == AttentionChoice::flash ? cuda::flash_scratch_bytes(of)
+                                                     : cuda::attention_scratch_bytes(of, of_.choice));
   }
 
   void backward(std::size_t slice, const Kept& kept, const AttentionNumbers& results, AttentionNumbers& gradients) {
@@ -234,20 +249,21 @@ class OnDevice {
     const std::vector<double> untouched(static_cast<std::size_t>(of.rows() * stride), kUntouched);
     const DeviceMemory& queries_gradient = put(of_.element, untouched);
     const DeviceMemory& products_there = put(Element::float32, products);
-    const DeviceMemory& scratch = room(cuda::flash_scratch_bytes(of));
-    cuda::flash_attention_backward(
-        {.shape = of,
+    cuda::attention_backward(
+        {.choice = of_.choice,
+         .shape = of,
          .element = of_.element,
          .queries = kept.queries->data(),
          .keys = keys_up_to(slice),
          .accumulate = of_.accumulate,
          .key_rows_gradient = of_.in_rows ? queries_gradient.data() + 2 * of.query_width() : nullptr,
-         .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
+         .out = kept.out->data(),
+         .log_sums = reinterpret_cast<float*>(kept.log_sums->data()),
          .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
          .dot_products = reinterpret_cast<const float*>(products_there.data()),
          .queries_gradient = queries_gradient.data(),
          .queries_gradient_stride = stride,
-         .scratch = scratch.data()},
+         .scratch = scratch(of).data()},
         device_, *stream_);
     device_.synchronize(*stream_);
     const std::vector<double> there = as_numbers(of_.element, queries_gradient.read());
@@ -287,12 +303,12 @@ class OnDevice {
 
 }  // namespace
 
-void flash_attention(const AttentionCase& of, const AttentionNumbers& inputs, Device& device, AttentionNumbers& results,
-                     AttentionNumbers& gradients) {
+void device_attention(const AttentionCase& of, const AttentionNumbers& inputs, Device& device,
+                      AttentionNumbers& results, AttentionNumbers& gradients) {
   OnDevice(of, inputs, device).run(results, gradients);
 }
 
-void expect_flash_equals_naive(const AttentionCase& of, Device& device) {
+void expect_attention_equals_naive(const AttentionCase& of, Device& device) {
   SCOPED_TRACE(::testing::PrintToString(of));
   const AttentionNumbers inputs = attention_inputs(of);
   AttentionNumbers expected(of);
@@ -300,7 +316,7 @@ void expect_flash_equals_naive(const AttentionCase& of, Device& device) {
   naive_attention(of, inputs, expected, expected_gradients);
   AttentionNumbers results(of);
   AttentionNumbers gradients(of);
-  flash_attention(of, inputs, device, results, gradients);
+  device_attention(of, inputs, device, results, gradients);
   EXPECT_LT(distance(results.out, expected.out), allowed_error(of.element));
   EXPECT_LT(distance(results.log_sums, expected.log_sums), 1e-5);
   EXPECT_LT(distance(gradients.queries, expected_gradients.queries), allowed_error(of.element));

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <vector>
 
+#include "kernels/attention_sizes.h"
 #include "kernels/device.h"
 
 namespace sluice::test {
@@ -20,6 +21,7 @@ struct AttentionCase {
   double magnitude = 1;       // of queries
   bool accumulate = true;     // into the gradients of keys and values
   bool in_rows = false;       // gradients of keys and values in rows with those of queries; one slice
+  AttentionChoice choice = AttentionChoice::flash;
 
   int tokens() const { return first_token(slices.size()); }
   int first_token(std::size_t slice) const;
@@ -58,14 +60,14 @@ AttentionNumbers attention_inputs(const AttentionCase& of);
 void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, AttentionNumbers& results,
                      AttentionNumbers& gradients);
 
-// The same with flash attention on a device, slice by slice: forward from the first to the last, backward from the last
+// The same with of.choice on a device, slice by slice: forward from the first to the last, backward from the last
 // to the first, with gradients of keys and values that are not zero before. Fails the test if a kernel writes
 // elsewhere.
-void flash_attention(const AttentionCase& of, const AttentionNumbers& inputs, Device& device, AttentionNumbers& results,
-                     AttentionNumbers& gradients);
+void device_attention(const AttentionCase& of, const AttentionNumbers& inputs, Device& device,
+                      AttentionNumbers& results, AttentionNumbers& gradients);
 
 // Fails the test unless both agree to 16-bit precision.
-void expect_flash_equals_naive(const AttentionCase& of, Device& device);
+void expect_attention_equals_naive(const AttentionCase& of, Device& device);
 
 // Returns ||a - b|| / ||b||, which is not finite if any number is not. With a single key, the gradients of queries and
 // keys are 0; returns ||a - b|| then.
