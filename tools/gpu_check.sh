@@ -315,14 +315,18 @@ correctness() {
   step any doctor-text 60 "$sluice" doctor
   if has gpu_test "the tests of kernels and devices"; then
     local part devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*'
-    for part in devices="$devices" flash='*Flash*' kernels="-$devices:*Flash*"; do
+    for part in devices="$devices" flash='*Flash*-GpuCudnn*' kernels="-$devices:*Flash*:GpuCudnn*"; do
       step tests "gpu-tests-${part%%=*}" 120 "$(program gpu_test)" --gtest_filter="${part#*=}"
     done
   fi
 
+  if [ -x "$(program gpu_test)" ]; then
+    gpu_step tests gpu-tests-cudnn 90 "$(program gpu_test)" --gtest_filter='GpuCudnn*'
+  fi
+
   # Losses of the same model on the CPU in float32, on partitions and streams in bfloat16, and over NCCL. GEMMs of different
   # shapes round differently: 2e-3 between devices, and 0.05 to float32.
-  local size schedule run devices
+  local size schedule run devices choice
   step json train-cpu 60 "$sluice" run "${tiny[@]}" --pp 2 --steps 5 --json
   for schedule in 1f1b seq1f1b; do
     for size in 2 4; do
@@ -338,6 +342,13 @@ correctness() {
       same_losses_step "nccl-$size-$schedule-losses" "train-stream-$size-$schedule" "nccl-$size-$schedule" 2e-3
     done
   done
+  # Attention by cuDNN, where it is used, and by our kernel.
+  run=(run "${tiny[@]}" --backend cuda --pp 2 --devices stream:2 --steps 5 --json)
+  for choice in cudnn flash; do
+    step json "attention-$choice" 60 "$sluice" "${run[@]}" --attention "$choice"
+  done
+  same_losses_step attention-losses attention-cudnn attention-flash 2e-2
+
   if has exec_test "the tests of NCCL's communicators"; then
     step tests nccl-tests 60 "$(program exec_test)" --gtest_filter='Nccl*'
   fi
@@ -393,8 +404,13 @@ speed() {
       step times layers 200 "${layers[1]}" --benchmark_out_format=json --benchmark_out="$results/layers.json"
     fi
     if [ ${#attention[@]} -gt 0 ]; then
-      step times attention 100 "${attention[1]}" --benchmark_out_format=json --benchmark_out="$results/attention.json"
+      step times attention 100 "${attention[1]}" --benchmark_filter='^attention/' --benchmark_out_format=json --benchmark_out="$results/attention.json"
     fi
+  fi
+
+  if [ ${#attention[@]} -gt 0 ]; then
+    gpu_step times cudnn-attention 60 "${attention[1]}" --benchmark_filter='^cudnn/' --benchmark_out_format=json \
+      --benchmark_out="$results/cudnn-attention.json"
   fi
 
   # One forward, one backward and one weight gradient of a layer, after the launches that measure the peak.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "exec/device/copy_rates.h"
+#include "exec/device/cudnn.h"
 #include "exec/device/dynamic_library.h"
 #include "exec/device/provider.h"
 #include "exec/measure/link_bench.h"
@@ -95,14 +96,9 @@ std::string mpi_version() {
 }
 #endif
 
-// cuDNN's version is 10000 major + 100 minor + patch (91900 of 9.19.0).
 SoftwareFacts cudnn_facts() {
   try {
-    const DynamicLibrary library("cuDNN", std::array{"libcudnn.so.9"}, cuda_library_folders());
-    std::size_t (*get_version)() = nullptr;
-    library.find(get_version, "cudnnGetVersion");
-    const std::size_t version = get_version();
-    return {"cuDNN", fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100), library.path()};
+    return {"cuDNN", cudnn().text, cudnn().path};
   } catch (const std::exception& error) {
     return {"cuDNN", "", error.what()};
   }

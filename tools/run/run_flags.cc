@@ -294,8 +294,9 @@ void RunFlags::print_weave_note(const RunPlan& plan) const {
   print_message(fmt::format("note: --weave (/parallelism/weave) has no effect: {}", why));
 }
 
-RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) const {
+RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels, AttentionChoice attention) const {
   RunSpec spec{.model = *scenario.model, .kernels = kernels};
+  spec.attention = attention;
   spec.precision = precision_of(values_->precision, kernels != nullptr);
   spec.data_parallel = scenario.training.dp;
   spec.tensor_parallel = scenario.training.tp;

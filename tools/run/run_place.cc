@@ -12,9 +12,11 @@
 #include <string_view>
 
 #include "exec/transport/nccl_functions.h"
+#include "kernels/attention_library.h"
 #include "kernels/device_kernels.h"
 #include "model/errors.h"
 #include "model/scenario/automatic.h"
+#include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #ifdef SLUICE_HAVE_MPI
 #include "exec/transport/mpi.h"
@@ -55,6 +57,14 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
       ->group(group);
   command
       .add_option(
+          "--attention", attention,
+          "Attention on GPUs: cudnn (cuDNN 9.10.2 or later, for slices without a prefix), flash (Sluice's fused "
+          "kernel), gemm (matrix multiplications); each falls back to the next where it does not apply, with a "
+          "note after cudnn; auto is cudnn (default: auto)")
+      ->check(CLI::IsMember({"auto", "cudnn", "flash", "gemm"}))
+      ->group(group);
+  command
+      .add_option(
           "--devices", devices,
           "Devices of the ranks of one process: gpu[:N], whole GPUs; green:N, N partitions of one GPU; stream:N, "
           "N streams of one GPU (default: gpu)")
@@ -91,6 +101,13 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
   if (!flags.memory_margin.empty()) {
     if (!on_devices) throw InputError("--device-memory-margin: needs --backend cuda");
     devices_.memory_margin = parse_bytes(flags.memory_margin, "--device-memory-margin");
+  }
+  if (!flags.attention.empty()) {
+    if (!on_devices) throw InputError("--attention: needs --backend cuda");
+    attention_ = flags.attention == "flash"   ? AttentionChoice::flash
+                 : flags.attention == "gemm"  ? AttentionChoice::gemm
+                 : flags.attention == "cudnn" ? AttentionChoice::cudnn
+                                              : AttentionChoice::automatic;
   }
   const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
   const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";
@@ -209,6 +226,14 @@ std::string RunPlace::broadcast(const std::string& text) const {
   std::copy_n(text.begin(), std::min(text.size(), bytes.size() - 1), bytes.begin());
   between->broadcast(std::as_writable_bytes(std::span(bytes)));
   return bytes.data();
+}
+
+void RunPlace::print_attention_notes() const {
+  for (const auto& device : opened_) {
+    const AttentionLibrary* const library = device->attention_library();
+    if (library == nullptr) continue;
+    for (const std::string& note : library->notes()) print_message("note: attention without cuDNN: " + note);
+  }
 }
 
 std::string RunPlace::machine(int workers) const {

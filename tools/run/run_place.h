@@ -23,6 +23,7 @@ struct RunPlaceFlags {
   std::string devices;
   std::string bootstrap;
   std::string memory_margin;
+  std::string attention;
 
   void add_to(CLI::App& command, const char* group);
 };
@@ -45,6 +46,7 @@ class RunPlace {
   const char* transport_name() const;
   // Null on the CPU.
   const DeviceKernels* kernels() const { return kernels_; }
+  AttentionChoice attention() const { return attention_; }
 
   // Opens the devices and connects the processes. Must be called once, by all processes, before the functions below.
   // Throws InputError unless the number of processes, or devices, equals the number of workers, and for experts on GPUs
@@ -57,6 +59,9 @@ class RunPlace {
   WorkerDevice own_device() const;
   // Returns the text of the first process, on all processes; at most 4095 bytes.
   std::string broadcast(const std::string& text) const;
+  // Prints one line on standard error for each reason why a device of this process computed attention without cuDNN,
+  // where the flags allow it.
+  void print_attention_notes() const;
   // Returns the name of the processor or device, and the number of workers.
   std::string machine(int workers) const;
 
@@ -68,6 +73,7 @@ class RunPlace {
   std::string bootstrap_file_;
   LaunchedRank launched_;
   const DeviceKernels* kernels_ = nullptr;
+  AttentionChoice attention_ = AttentionChoice::automatic;
   std::unique_ptr<Transport> mpi_;
   std::unique_ptr<FileBootstrap> bootstrap_;
   std::vector<std::unique_ptr<Device>> opened_;

@@ -1,0 +1,172 @@
+// Attention by cuDNN of a slice after a prefix on one GPU: its rate as a fraction of that of a large bfloat16 GEMM, as
+// in flash_benchmark.cc, with which its results are compared first.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmarks/kernels/gpu_main.h"
+#include "benchmarks/kernels/one_gpu.h"
+#include "kernels/attention_library.h"
+#include "kernels/cuda/flash_attention.h"
+
+namespace sluice::bench {
+namespace {
+
+constexpr int kCudnnHeads = 32;
+constexpr int kCudnnHeadDim = 128;
+
+// A slice of one sequence whose keys and those of its prefix are one block.
+class OneBlock {
+ public:
+  OneBlock(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
+      : device_(device), memory_(device), stream_(device.make_stream(StreamPriority::normal)) {
+    problem_.sizes = {.sequences = 1,
+                      .tokens = static_cast<int>(tokens),
+                      .heads = kCudnnHeads,
+                      .kv_heads = static_cast<int>(kv_heads),
+                      .head_dim = kCudnnHeadDim,
+                      .context = context};
+    const AttentionSizes& of = problem_.sizes;
+    problem_.key_stride = of.key_width();
+    problem_.key_sequence_stride = problem_.keys() * of.key_width();
+    const std::int64_t elements = of.rows() * of.query_width();
+    const std::int64_t key_elements = problem_.key_sequence_stride;
+    const std::int64_t bytes = library_workspace_bytes(of);
+    forward_ = {.queries = memory_.numbers(elements, 3),
+                .keys = memory_.numbers(key_elements, 10),
+                .values = memory_.numbers(key_elements, 11),
+                .out = memory_.room(2 * elements),
+                .log_sums = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads)),
+                .workspace = memory_.room(bytes),
+                .workspace_bytes = bytes};
+    backward_ = {.queries = forward_.queries,
+                 .keys = forward_.keys,
+                 .values = forward_.values,
+                 .out = forward_.out,
+                 .out_gradient = memory_.numbers(elements, 4),
+                 .log_sums = forward_.log_sums,
+                 .queries_gradient = memory_.room(2 * elements),
+                 .keys_gradient = memory_.room(2 * key_elements),
+                 .values_gradient = memory_.room(2 * key_elements),
+                 .workspace = forward_.workspace,
+                 .workspace_bytes = bytes};
+  }
+
+  bool run(bool backward) {
+    AttentionLibrary& library = *device_.attention_library();
+    AttentionProblem problem = problem_;
+    if (!backward) return library.forward(problem, forward_, *stream_);
+    problem.queries_gradient_stride = problem.sizes.query_width();
+    problem.keys_gradient_stride = problem.key_stride;
+    problem.keys_gradient_sequence_stride = problem.key_sequence_stride;
+    return library.backward(problem, backward_, *stream_);
+  }
+  double time(bool backward) {
+    return bench::seconds(device_, *stream_, [&] { run(backward); });
+  }
+
+  // Relative error of the output, or of the gradient of queries, against flash attention.
+  double error(bool backward) {
+    const AttentionSizes& of = problem_.sizes;
+    const std::int64_t elements = of.rows() * of.query_width();
+    cuda::KeySegments segments;
+    std::int64_t first = 0;
+    for (const std::int64_t tokens : {of.context, std::int64_t{of.tokens}}) {
+      const std::int64_t count = tokens * of.key_width();
+      std::byte* const block = memory_.room(4 * count);
+      const std::int64_t at = 2 * first * of.key_width();
+      device_.copy(block, static_cast<const std::byte*>(forward_.keys) + at, 2 * count, *stream_);
+      device_.copy(block + 2 * count, static_cast<const std::byte*>(forward_.values) + at, 2 * count, *stream_);
+      segments.tokens[segments.count] = static_cast<std::int32_t>(tokens);
+      segments.keys_gradient[segments.count] = reinterpret_cast<float*>(memory_.room(8 * count));
+      segments.keys[segments.count++] = block;
+      first += tokens;
+    }
+    std::byte* const out = memory_.room(2 * elements);
+    auto* const sums = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads));
+    cuda::flash_attention_forward(
+        {.shape = of, .queries = forward_.queries, .segments = segments, .out = out, .log_sums = sums}, device_,
+        *stream_);
+    std::byte* const gradient = memory_.room(2 * elements);
+    if (backward) {
+      auto* const products = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads));
+      cuda::row_dot_products(of, Element::bfloat16, out, backward_.out_gradient, products, *stream_);
+      cuda::flash_attention_backward({.shape = of,
+                                      .queries = forward_.queries,
+                                      .segments = segments,
+                                      .log_sums = sums,
+                                      .out_gradient = backward_.out_gradient,
+                                      .dot_products = products,
+                                      .queries_gradient = gradient,
+                                      .queries_gradient_stride = of.query_width(),
+                                      .scratch = memory_.room(cuda::flash_scratch_bytes(of))},
+                                     device_, *stream_);
+    }
+    device_.synchronize(*stream_);
+    const void* const theirs = backward ? backward_.queries_gradient : forward_.out;
+    return bench::relative_error(memory_.read(theirs, elements, Element::bfloat16),
+                                 memory_.read(backward ? gradient : out, elements, Element::bfloat16));
+  }
+
+  // As in flash_benchmark.cc.
+  double flops(bool backward) const {
+    const auto tokens = static_cast<double>(problem_.sizes.tokens);
+    const double pairs = tokens * static_cast<double>(problem_.sizes.context) + tokens * (tokens + 1) / 2;
+    return (backward ? 5 : 2) * 2.0 * kCudnnHeadDim * kCudnnHeads * pairs;
+  }
+
+ private:
+  Device& device_;
+  bench::Memory memory_;
+  std::unique_ptr<Stream> stream_;
+  AttentionProblem problem_;
+  LibraryForward forward_;
+  LibraryBackward backward_;
+};
+
+// tokens, context, key heads, backward (0 or 1).
+void cudnn(benchmark::State& state) {
+  const bool backward = state.range(3) != 0;
+  Device& device = *bench::gpu().device;
+  OneBlock slice(device, state.range(0), state.range(1), state.range(2));
+  if (!slice.run(false) || !slice.run(backward)) {
+    const std::vector<std::string>& notes = device.attention_library()->notes();
+    state.SkipWithError((notes.empty() ? "cuDNN does not run it" : notes.back()).c_str());
+    return;
+  }
+  const double error = slice.error(backward);
+  if (!(error < 1e-2)) {
+    bench::fail(state, "cuDNN is " + std::to_string(error) + " (relative error) from flash attention");
+    return;
+  }
+  for (int i = 0; i < 3; ++i) slice.time(backward);
+  std::vector<double> times;
+  for ([[maybe_unused]] const auto& _ : state) {
+    times.push_back(slice.time(backward));
+    state.SetIterationTime(times.back());
+  }
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2];
+  const double rate = slice.flops(backward) / median;
+  state.counters["median_ms"] = 1e3 * median;
+  state.counters["TFLOP/s"] = rate * 1e-12;
+  state.counters["of_peak"] = rate / bench::gpu().peak;
+  state.counters["error"] = error;
+}
+
+BENCHMARK(cudnn)
+    ->ArgNames({"tokens", "context", "kv_heads", "backward"})
+    ->ArgsProduct({{1024, 2048, 4096}, {0, 8192, 32768}, {32}, {0, 1}})
+    ->ArgsProduct({{4096}, {0, 32768}, {8}, {0, 1}})
+    ->UseManualTime()
+    ->Iterations(20)
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace sluice::bench
