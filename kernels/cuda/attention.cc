@@ -10,12 +10,8 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-bool may_use_library(AttentionChoice choice) {
-  return choice == AttentionChoice::automatic || choice == AttentionChoice::cudnn;
-}
-
 AttentionLibrary* library_for(AttentionChoice choice, Device& device) {
-  return may_use_library(choice) ? device.attention_library() : nullptr;
+  return choice == AttentionChoice::cudnn ? device.attention_library() : nullptr;
 }
 
 bool uses_flash(AttentionChoice choice, const AttentionSizes& shape, const Device& device) {
@@ -101,7 +97,7 @@ void own_forward(const AttentionForward& call, Device& device, Stream& stream) {
 
 std::int64_t attention_scratch_bytes(const AttentionSizes& shape, AttentionChoice choice) {
   const std::int64_t own = std::max(gemm_attention_scratch_bytes(shape), flash_scratch_bytes(shape));
-  if (!may_use_library(choice)) return own;
+  if (choice != AttentionChoice::cudnn) return own;
   return std::max(own, gradients_bytes(shape) + library_workspace_bytes(shape));
 }
 

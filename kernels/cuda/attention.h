@@ -23,7 +23,7 @@ struct KeyRows {
 
 // Arguments of the forward pass. Pointers are aligned to at least 32 bytes. Element::float16 or bfloat16.
 struct AttentionForward {
-  AttentionChoice choice = AttentionChoice::automatic;
+  AttentionChoice choice = AttentionChoice::flash;
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;  // [rows, query_width], dense
@@ -37,7 +37,7 @@ struct AttentionForward {
 
 // Arguments of the backward pass.
 struct AttentionBackward {
-  AttentionChoice choice = AttentionChoice::automatic;
+  AttentionChoice choice = AttentionChoice::flash;
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;

@@ -37,7 +37,7 @@ class RunFlags {
   void print_weave_note(const RunPlan& plan) const;
   // `kernels` of devices, or null for the CPU. Throws InputError for a precision that the backend does not support.
   RunSpec spec(const Scenario& scenario, const DeviceKernels* kernels = nullptr,
-               AttentionChoice attention = AttentionChoice::automatic) const;
+               AttentionChoice attention = AttentionChoice::flash) const;
   // `batches` is the number of batches for families without a flush, unless the scenario specifies it.
   Schedule schedule(const Scenario& scenario, int batches) const;
   // Returns the tokens of --data, or synthetic ones.

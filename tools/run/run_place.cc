@@ -58,10 +58,10 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
   command
       .add_option(
           "--attention", attention,
-          "Attention on GPUs: cudnn (cuDNN 9.10.2 or later, for slices without a prefix), flash (Sluice's fused "
-          "kernel), gemm (matrix multiplications); each falls back to the next where it does not apply, with a "
-          "note after cudnn; auto is cudnn (default: auto)")
-      ->check(CLI::IsMember({"auto", "cudnn", "flash", "gemm"}))
+          "Attention on GPUs: cudnn (cuDNN 9.10.2 or later), flash (Sluice's fused kernel), gemm (matrix "
+          "multiplications); each falls back to the next where it does not apply, with a note after cudnn (default: "
+          "flash)")
+      ->check(CLI::IsMember({"cudnn", "flash", "gemm"}))
       ->group(group);
   command
       .add_option(
@@ -104,10 +104,9 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
   }
   if (!flags.attention.empty()) {
     if (!on_devices) throw InputError("--attention: needs --backend cuda");
-    attention_ = flags.attention == "flash"   ? AttentionChoice::flash
-                 : flags.attention == "gemm"  ? AttentionChoice::gemm
-                 : flags.attention == "cudnn" ? AttentionChoice::cudnn
-                                              : AttentionChoice::automatic;
+    attention_ = flags.attention == "cudnn"  ? AttentionChoice::cudnn
+                 : flags.attention == "gemm" ? AttentionChoice::gemm
+                                             : AttentionChoice::flash;
   }
   const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
   const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";

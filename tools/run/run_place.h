@@ -73,7 +73,7 @@ class RunPlace {
   std::string bootstrap_file_;
   LaunchedRank launched_;
   const DeviceKernels* kernels_ = nullptr;
-  AttentionChoice attention_ = AttentionChoice::automatic;
+  AttentionChoice attention_ = AttentionChoice::flash;
   std::unique_ptr<Transport> mpi_;
   std::unique_ptr<FileBootstrap> bootstrap_;
   std::vector<std::unique_ptr<Device>> opened_;

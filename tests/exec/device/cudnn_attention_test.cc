@@ -51,7 +51,7 @@ class CudnnAttention : public ::testing::Test {
 };
 
 AttentionCase by_cudnn(AttentionCase of) {
-  of.choice = AttentionChoice::automatic;
+  of.choice = AttentionChoice::cudnn;
   return of;
 }
 
@@ -195,7 +195,6 @@ TEST(AttentionScratch, CountsTheWorkspaceOfTheLibrary) {
   // 16-bit gradients of keys and values; queries in float32 twice; a float per row and head; 16-bit gradients of keys
   // and values of all heads; 64 KiB.
   const std::int64_t bytes = 4 * keys + 8 * queries + std::int64_t{4} * 16384 * 32 + 4 * queries + 65536;
-  EXPECT_EQ(cuda::attention_scratch_bytes(shape, AttentionChoice::automatic), bytes);
   EXPECT_EQ(cuda::attention_scratch_bytes(shape, AttentionChoice::cudnn), bytes);
   EXPECT_EQ(cuda::attention_scratch_bytes(shape, AttentionChoice::flash), 4 * queries);
   // The plan of a stage follows.
@@ -212,7 +211,7 @@ TEST(AttentionScratch, CountsTheWorkspaceOfTheLibrary) {
         ->make_stage({.model = model, .contents = {.layers = 1}, .attention = choice}, Precision::bfloat16)
         ->scratch_bytes({.sequences = 1, .tokens = 16384, .context = 0});
   };
-  EXPECT_EQ(scratch(AttentionChoice::automatic) - scratch(AttentionChoice::flash), bytes - 4 * queries);
+  EXPECT_EQ(scratch(AttentionChoice::cudnn) - scratch(AttentionChoice::flash), bytes - 4 * queries);
 }
 
 }  // namespace

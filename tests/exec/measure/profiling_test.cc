@@ -294,14 +294,11 @@ TEST(ExpertProfiling, RoutesTheRowsOfARun) {
     stage->initialise(weights, spec.seed);
     std::vector<std::int32_t> ids(2 * kTokens), targets(2 * kTokens);
     tokens.fill(0, spec.first_sequence, 2, 0, kTokens, ids, targets);
-    std::byte* const keys_values = buffer(memory.keys_values);
-    const std::int64_t slice_tokens[] = {kTokens};
     SliceCall call{.shape = shape, .experts = &group, .weights = weights};
     call.scratch = buffer(stage->scratch_bytes(shape));
     call.to_input_gradient = buffer(memory.to_input_gradient);
     call.to_weight_gradient = buffer(memory.to_weight_gradient);
-    call.keys_values = {&keys_values, 1};
-    call.slice_tokens = slice_tokens;
+    call.keys_values = buffer(memory.keys_values);
     call.output = buffer(memory.boundary);
     call.tokens = ids.data();
     stage->forward(call);
