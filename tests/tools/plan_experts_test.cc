@@ -60,5 +60,26 @@ TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
   EXPECT_EQ(ranking.at(1).at("pp"), 4);
 }
 
+TEST(PlanCommand, PrintsFlagsThatRunExperts) {
+  const auto check = [](const std::string& sizes, const std::string& printed) {
+    const CommandResult plan = run_sluice(
+        words("plan --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 96 "
+              "--vocab-size 128 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
+              "--num-experts 4 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 --moe-layer-freq "
+              "0,1,1,1 --untie-embeddings-and-output-weights --seq-length 32 --gbs 8 --cluster dgx-h100 --gpus 4 "
+              "--pp 2 --runs-on sluice --json " +
+              sizes));
+    ASSERT_EQ(plan.exit_code, 0) << plan.err;
+    const std::string flags = json::parse(plan.out).at("configuration");
+    EXPECT_THAT(flags, testing::HasSubstr(printed));
+    const CommandResult run = run_sluice(words(flags + " --steps 1 --json"));
+    EXPECT_EQ(run.exit_code, 0) << flags << run.err;
+  };
+  check("--tp 1 --ep 2 --schedule combined-1f1b --joint-overlap none",
+        "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 "
+        "--moe-layer-freq 0,1,1,1 --ep 2 --joint-overlap none");
+  check("--tp 2 --ep 2 --schedule 1f1b", "--ep 2");
+}
+
 }  // namespace
 }  // namespace sluice::test

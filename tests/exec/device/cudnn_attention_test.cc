@@ -85,13 +85,15 @@ TEST_F(CudnnAttention, SlicesAfterAPrefix) {
   expect_library_equals_naive({.heads = 2, .slices = {15, 1}}, *device_);
 }
 
-TEST_F(CudnnAttention, ReadsOnlyKeysInOneBlock) {
-  // The first slice is the library's, the second reads two blocks.
+TEST_F(CudnnAttention, ReadsTheKeysOfThePrefix) {
   expect(by_cudnn({.heads = 2, .slices = {20, 30}}));
-  EXPECT_EQ(fake_cudnn_state().executed, 2);
+  EXPECT_EQ(fake_cudnn_state().executed, 4);
+  expect(by_cudnn({.heads = 4, .kv_heads = 2, .sequences = 2, .slices = {20, 1, 30}}));
+  EXPECT_GE(fake_cudnn_state().executed, 8);
+  const int before = fake_cudnn_state().executed;
   // An empty slice before adds no keys.
   expect(by_cudnn({.heads = 2, .slices = {0, 20}, .first_run = 1}));
-  EXPECT_EQ(fake_cudnn_state().executed, 4);
+  EXPECT_EQ(fake_cudnn_state().executed, before + 2);
 }
 
 TEST_F(CudnnAttention, IsNotUsedForOtherChoices) {

@@ -1,6 +1,5 @@
 #include "model/cost/analytic.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -530,45 +529,6 @@ TEST(NarrowFormats, NeedUnitsOfTheGpu) {
   EXPECT_EQ(error_of(GemmPrecision::nvfp4, "dgx-h100"), "precision nvfp4: H100-80GB multiplies no operands of 4 bits");
   EXPECT_EQ(error_of(GemmPrecision::nvfp4, "gb300-nvl72"), "none");
   EXPECT_EQ(error_of(GemmPrecision::mxfp8, "dgx-b200"), "none");
-}
-
-TEST(NarrowFormats, NarrowAttentionIsFasterAndNeedsConstants) {
-  const Transformer model = example("llama3-8b/config.json");
-  Training training = training_of(1, 1, 1, 8192);
-  training.precision = GemmPrecision::mxfp8;
-  const auto seconds_of = [&](const char* node, bool narrow, OpKind kind) {
-    training.narrow_attention = narrow;
-    double seconds = 0;
-    const AnalyticCost cost = cost_of(model, training, node, 1);
-    for (const KernelCall& call : attention_kernels(model, training, kind, {1, {8192}})) seconds += cost.kernel_s(call);
-    return seconds;
-  };
-  for (const char* node : {"dgx-b200", "gb200-nvl72", "gb300-nvl72"}) {
-    for (const OpKind kind : {OpKind::F, OpKind::I}) {
-      const double gain = seconds_of(node, false, kind) / seconds_of(node, true, kind);
-      EXPECT_GT(gain, 1) << node;  // also with the casts
-      EXPECT_LT(gain, 2) << node;
-    }
-  }
-  // The casts: of Q, K and V, and of the output's gradient.
-  const auto casts = [&](OpKind kind) {
-    double elements = 0;
-    for (const KernelCall& call : attention_kernels(model, training, kind, {1, {8192}})) {
-      if (call.kind == KernelClass::cast)
-        elements += call.count * call.bytes / traits_of(training.precision).input.bytes;
-    }
-    return elements;
-  };
-  EXPECT_DOUBLE_EQ(casts(OpKind::F), 8192.0 * (32 + 8 + 8) * 128);
-  EXPECT_DOUBLE_EQ(casts(OpKind::I), 8192.0 * 32 * 128);
-  training.precision = GemmPrecision::fp8;
-  training.narrow_attention = true;
-  try {
-    cost_of(model, training, "mi300x", 1);
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("fp8_dot_product_attention: MI300X"));
-  }
 }
 
 // One of tp parts of a collective is exposed at least, and all of it at most.
