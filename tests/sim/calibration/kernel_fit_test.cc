@@ -250,7 +250,8 @@ TEST(KernelFit, CatalogueAgreesWithTheAttentionOfCudnn) {
   for (const auto& [gpu, measured] : read_measured_kernels(table)) {
     const Gpu known = catalogue_gpu(gpu);
     const GpuFit fit = fit_gpu(known, measured);
-    const auto expect_fitted = [&](const LogFit& found, const AttentionConstants& ours, const AttentionConstants& its) {
+    const auto expect_fitted = [&, &gpu = gpu](const LogFit& found, const AttentionConstants& ours,
+                                               const AttentionConstants& its) {
       if (found.in_sample.rows == 0) return;
       EXPECT_NEAR(its.peak_fraction / ours.peak_fraction, 1, 0.01) << gpu;
       EXPECT_NEAR(its.overhead_keys / ours.overhead_keys, 1, 0.01) << gpu;
