@@ -21,10 +21,10 @@ namespace {
 constexpr int kCudnnHeads = 32;
 constexpr int kCudnnHeadDim = 128;
 
-// A slice of one sequence whose keys and those of its prefix are one block.
-class OneBlock {
+// A slice of one sequence after a prefix.
+class OneSlice {
  public:
-  OneBlock(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
+  OneSlice(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
       : device_(device), memory_(device), stream_(device.make_stream(StreamPriority::normal)) {
     problem_.sizes = {.sequences = 1,
                       .tokens = static_cast<int>(tokens),
@@ -75,31 +75,25 @@ class OneBlock {
   double error(bool backward) {
     const AttentionSizes& of = problem_.sizes;
     const std::int64_t elements = of.rows() * of.query_width();
-    cuda::KeySegments segments;
-    std::int64_t first = 0;
-    for (const std::int64_t tokens : {of.context, std::int64_t{of.tokens}}) {
-      const std::int64_t count = tokens * of.key_width();
-      std::byte* const block = memory_.room(4 * count);
-      const std::int64_t at = 2 * first * of.key_width();
-      device_.copy(block, static_cast<const std::byte*>(forward_.keys) + at, 2 * count, *stream_);
-      device_.copy(block + 2 * count, static_cast<const std::byte*>(forward_.values) + at, 2 * count, *stream_);
-      segments.tokens[segments.count] = static_cast<std::int32_t>(tokens);
-      segments.keys_gradient[segments.count] = reinterpret_cast<float*>(memory_.room(8 * count));
-      segments.keys[segments.count++] = block;
-      first += tokens;
-    }
+    const std::int64_t key_bytes = 2 * problem_.key_sequence_stride;
+    const std::int64_t values_at = cuda::values_after(problem_.keys(), of.key_width());
+    std::byte* const block = memory_.room(4 * values_at);
+    device_.copy(block, forward_.keys, key_bytes, *stream_);
+    device_.copy(block + 2 * values_at, forward_.values, key_bytes, *stream_);
+    const cuda::KeyRows keys{.tokens = problem_.keys(),
+                             .keys = block,
+                             .keys_gradient = reinterpret_cast<float*>(memory_.room(8 * values_at))};
     std::byte* const out = memory_.room(2 * elements);
     auto* const sums = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads));
     cuda::flash_attention_forward(
-        {.shape = of, .queries = forward_.queries, .segments = segments, .out = out, .log_sums = sums}, device_,
-        *stream_);
+        {.shape = of, .queries = forward_.queries, .keys = keys, .out = out, .log_sums = sums}, device_, *stream_);
     std::byte* const gradient = memory_.room(2 * elements);
     if (backward) {
       auto* const products = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads));
       cuda::row_dot_products(of, Element::bfloat16, out, backward_.out_gradient, products, *stream_);
       cuda::flash_attention_backward({.shape = of,
                                       .queries = forward_.queries,
-                                      .segments = segments,
+                                      .keys = keys,
                                       .log_sums = sums,
                                       .out_gradient = backward_.out_gradient,
                                       .dot_products = products,
@@ -134,7 +128,7 @@ class OneBlock {
 void cudnn(benchmark::State& state) {
   const bool backward = state.range(3) != 0;
   Device& device = *bench::gpu().device;
-  OneBlock slice(device, state.range(0), state.range(1), state.range(2));
+  OneSlice slice(device, state.range(0), state.range(1), state.range(2));
   if (!slice.run(false) || !slice.run(backward)) {
     const std::vector<std::string>& notes = device.attention_library()->notes();
     state.SkipWithError((notes.empty() ? "cuDNN does not run it" : notes.back()).c_str());
