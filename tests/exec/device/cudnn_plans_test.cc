@@ -128,7 +128,7 @@ TEST(LoadCudnn, ReportsWhatIsWrong) {
   try {
     const Cudnn found = load_cudnn(std::span(&nowhere, 1));
     std::cerr << "SKIPPED: cuDNN is on the loader's path: " << found.path << '\n';
-    GTEST_SKIP();
+    GTEST_SKIP() << found.path;
   } catch (const DeviceError& error) {
     EXPECT_EQ(std::string(error.what()).find("cuDNN not found: libcudnn.so.9"), 0U) << error.what();
   }
