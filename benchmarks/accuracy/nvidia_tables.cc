@@ -167,12 +167,12 @@ NvidiaRow nvidia_row(CsvTable table, int row) {
     set_recomputed_modules(table, row, base);
   }
   if (table.has("release") && table.text(row, "release").starts_with("24.")) base["software"] = "nemo-2024";
-  base["model"] = models.at(name);
-  base["model"].update({{"position_embedding_type", "rope"},
-                        {"untie_embeddings_and_output_weights", true},
-                        {"disable_bias_linear", true},
-                        {"hidden_dropout", 0},
-                        {"attention_dropout", 0}});
+  base["model"] = {{"position_embedding_type", "rope"},
+                   {"untie_embeddings_and_output_weights", true},
+                   {"disable_bias_linear", true},
+                   {"hidden_dropout", 0},
+                   {"attention_dropout", 0}};
+  base["model"].update(models.at(name));
   table.drop("schedule");   // "none" without a pipeline; interleaved where there are chunks
   table.drop("recompute");  // not published
   const auto layers = table.integer(row, "layers", 1, 1000);

@@ -92,6 +92,33 @@ void add_grouped_cast(Kernels& out, const Training& training, std::string_view n
   if (!training.fused_grouped_mlp) out.back().group = static_cast<int>(e.mine);
 }
 
+// The biases of experts. The one into an expert is added by its GEMM, and its gradient, column sums, is a kernel of its
+// own. The one out of it is scaled by the weight of each row. A fused kernel adds it, and its gradient reads the output
+// gradient once. Otherwise PyTorch adds it in 32 bits, expert by expert: the product of bias and weights, the sum with
+// the rows, then all experts' rows joined and narrowed (Megatron-LM's TEGroupedMLP._apply_bias).
+void add_expert_biases(Kernels& out, const Transformer& model, const Training& training, const Sizes& s,
+                       const ExpertSizes& e) {
+  if (!model.mlp_bias || training.fused_grouped_mlp) return;
+  const double elements = e.come * s.hidden;
+  out.push_back(memory("biases of experts", (4 + 10) * elements, 2 * static_cast<int>(e.mine)));
+  out.push_back(memory("joined results", (8 + 6) * elements, 2));
+}
+// Its gradient: widened and split, then expert by expert narrowed for the rows, and summed over columns for the weights
+// and over rows for the bias, each after a product.
+void add_expert_bias_gradients(Kernels& out, const Transformer& model, const Training& training, const Sizes& s,
+                               const ExpertSizes& e) {
+  if (!model.mlp_bias) return;
+  const double elements = e.come * s.hidden;
+  const int experts = static_cast<int>(e.mine);
+  if (training.fused_grouped_mlp) {
+    out.push_back(memory("d biases of experts", 2 * elements));
+    return;
+  }
+  out.push_back(memory("d joined results", (6 + 4) * elements, 2));
+  out.push_back(memory("d biases of experts", (6 + 12 + 12) * elements, 5 * experts));
+  out.push_back(memory("d biases into experts", 2 * e.come * e.width_in, experts));
+}
+
 // Bytes per element of what a fused kernel writes already cast, in both layouts.
 double cast_bytes(const Training& training) {
   const PrecisionTraits& traits = traits_of(training.precision);
@@ -163,6 +190,7 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
     add_grouped_cast(out, training, "cast of input", traits.input, e, e.come * e.width);
   }
   out.push_back(grouped_rows(training, "experts out", e, e.width, s.hidden));
+  add_expert_biases(out, model, training, s, e);
   mark(out, first, LayerPart::experts);
   combine(out, training, s, e, LayerPart::combine, "results in order", "combine", "sum of experts");
   if (e.shared > 0) {
@@ -194,6 +222,7 @@ Kernels input_gradient(const Transformer& model, const Training& training, const
   }
   dispatch(out, training, s, e, LayerPart::combine, "d sum of experts", "d combine", "d results in order");
   std::size_t first = out.size();
+  add_expert_bias_gradients(out, model, training, s, e);
   add_grouped_cast(out, training, "cast of output gradient", traits.gradient, e, e.come * s.hidden);
   out.push_back(grouped_rows(training, "d experts out", e, s.hidden, e.width, GemmPass::input_gradient));
   if (training.fused_grouped_mlp) {

@@ -104,7 +104,9 @@ Kernels layer_input_gradient(const Transformer& model, const Training& training,
   out.push_back(memory("d residual 1", 6 * s.split * s.hidden));
   if (model.qkv_bias) out.push_back(memory("d QKV bias", 2 * s.rows * s.qkv));
   if (model.projection_bias) out.push_back(memory("d projection bias", 2 * s.split * s.hidden));
-  if (model.mlp_bias) out.push_back(memory("d MLP biases", 2 * (s.rows * s.mlp_in + s.split * s.hidden), 2));
+  if (model.mlp_bias && layer == LayerKind::dense) {
+    out.push_back(memory("d MLP biases", 2 * (s.rows * s.mlp_in + s.split * s.hidden), 2));
+  }
   return out;
 }
 

@@ -136,6 +136,9 @@ void check_experts(const Transformer& model, const Training& training) {
     throw InputError(fmt::format("expert-parallel size {} must divide tp {} x cp {} x dp {}", training.ep, training.tp,
                                  training.cp, training.dp));
   }
+  if (model.mlp_bias && training.etp > 1) {
+    throw InputError(fmt::format("{}: experts with biases and expert-tensor parallelism are not modeled", model.name));
+  }
   if (training.tp == 1) return;
   if (!training.sequence_parallel) {
     throw InputError(fmt::format("{}: experts with tensor parallelism need sequence parallelism", model.name));
@@ -311,7 +314,8 @@ std::int64_t stage_linear_parameters_per_device(const Transformer& model, int tp
   count += (all - experts) * (mlp_matrix_elements(model, model.ffn_hidden) / tp);
   if (experts > 0) {
     count += experts * (mlp_matrix_elements(model, model.experts.shared_ffn_hidden) / tp);
-    count += stage_expert_parameters_per_device(model, contents, expert_ranks);
+    const std::int64_t matrices = mlp_matrix_elements(model, model.experts.ffn_hidden);
+    count += experts * (model.experts.count * matrices / expert_ranks);
   }
   return count;
 }

@@ -12,6 +12,16 @@ constexpr double kMostParameters = 1e14;
 // Elements of a norm over `hidden`: gain, and bias unless RMS.
 std::int64_t norm_parameters(const Transformer& model) { return std::int64_t{model.hidden} * (model.rms_norm ? 1 : 2); }
 
+// Elements of the biases of an MLP (or an expert) of that width.
+std::int64_t mlp_bias_elements(const Transformer& model, std::int64_t ffn_hidden) {
+  return model.mlp_bias ? model.mlp_inputs() * ffn_hidden + model.hidden : 0;
+}
+
+// Parameters of one expert of a router.
+std::int64_t expert_parameters(const Transformer& model) {
+  return mlp_matrix_elements(model, model.experts.ffn_hidden) + mlp_bias_elements(model, model.experts.ffn_hidden);
+}
+
 }  // namespace
 
 std::int64_t attention_matrix_elements(const Transformer& model) {
@@ -47,7 +57,6 @@ std::int64_t active_matrix_elements(const Transformer& model, LayerKind kind) {
 }
 
 std::int64_t layer_parameters(const Transformer& model, LayerKind kind) {
-  const std::int64_t inputs = model.mlp_inputs();
   std::int64_t rest = 2 * norm_parameters(model);
   if (model.has_latent_attention()) {
     rest += model.latent.query_rank + model.latent.key_value_rank;
@@ -56,13 +65,17 @@ std::int64_t layer_parameters(const Transformer& model, LayerKind kind) {
   }
   if (model.qkv_bias) rest += model.query_width() + model.key_value_width();
   if (model.projection_bias) rest += model.hidden;
-  if (model.mlp_bias) rest += inputs * model.ffn_hidden + model.hidden;
-  if (kind == LayerKind::experts && model.experts.shared_gate) rest += model.hidden;
+  if (kind == LayerKind::experts) {
+    rest += model.experts.count * mlp_bias_elements(model, model.experts.ffn_hidden);
+    if (model.experts.shared_gate) rest += model.hidden;
+  } else {
+    rest += mlp_bias_elements(model, model.ffn_hidden);
+  }
   return layer_matrix_elements(model, kind) + rest;
 }
 
 std::int64_t routed_expert_parameters(const Transformer& model) {
-  return model.experts.count * mlp_matrix_elements(model, model.experts.ffn_hidden);
+  return model.experts.count * expert_parameters(model);
 }
 
 std::int64_t embedding_parameters(const Transformer& model) { return (model.vocab + model.positions) * model.hidden; }
@@ -83,8 +96,7 @@ std::int64_t parameters(const Transformer& model) {
 }
 
 std::int64_t active_parameters(const Transformer& model) {
-  const std::int64_t idle =
-      layer_matrix_elements(model, LayerKind::experts) - active_matrix_elements(model, LayerKind::experts);
+  const std::int64_t idle = (model.experts.count - model.experts.per_token) * expert_parameters(model);
   return parameters(model) - (model.layers - model.dense_layers()) * idle;
 }
 
@@ -147,7 +159,9 @@ void check_transformer(const Transformer& model) {
       throw InputError(fmt::format("{}: {} dense layers leave none of the {} layers for experts", model.name,
                                    experts.leading_dense, model.layers));
     }
-    if (model.mlp_bias) throw InputError(fmt::format("{}: experts with biases are not modeled", model.name));
+    if (model.mlp_bias && experts.shared_ffn_hidden > 0) {
+      throw InputError(fmt::format("{}: shared experts with biases are not modeled", model.name));
+    }
   }
   const LatentAttention& latent = model.latent;
   if (model.has_latent_attention()) {

@@ -93,8 +93,9 @@ std::int64_t layer_matrix_elements(const Transformer& model, LayerKind kind = La
 // Those of them that each token is multiplied with: per_token of the experts.
 std::int64_t active_matrix_elements(const Transformer& model, LayerKind kind = LayerKind::dense);
 
-// Parameters of one layer: matrices, biases and norms. GPT: 12 h^2 + 13 h. The router has no bias; one that only
-// balances the load (DeepSeek-V3) is not trained by gradients and not counted.
+// Parameters of one layer: matrices, biases and norms. GPT: 12 h^2 + 13 h. The router's bias is not counted (GPT-OSS's
+// has one element per expert; DeepSeek-V3's only balances the load and is not trained by gradients), nor are attention
+// sinks.
 std::int64_t layer_parameters(const Transformer& model, LayerKind kind = LayerKind::dense);
 // Those of the experts that a router chooses between, which expert parallelism divides.
 std::int64_t routed_expert_parameters(const Transformer& model);

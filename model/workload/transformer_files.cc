@@ -91,10 +91,11 @@ Transformer llama(JsonReader& reader, const std::string& type) {
   model.vocab = reader.integer("vocab_size", 1, kMaxVocab);
   model.tied_embeddings = reader.boolean_or("tie_word_embeddings", false);
   model.rms_norm = true;
-  model.projection_bias = reader.boolean_or("attention_bias", false);
+  const bool gpt_oss = type == "gpt_oss";
+  model.projection_bias = reader.boolean_or("attention_bias", gpt_oss);
   model.qkv_bias = (qwen2 && reader.boolean_or("qkv_bias", true)) || model.projection_bias;
   model.qk_norm = type.starts_with("qwen3");
-  model.mlp_bias = reader.boolean_or("mlp_bias", false);
+  model.mlp_bias = gpt_oss || reader.boolean_or("mlp_bias", false);
   model.dropout = reader.number_or("attention_dropout", 0, 1, 0) > 0;
   model.max_positions = size_or(reader, "max_position_embeddings", 0);
   return model;
@@ -239,14 +240,15 @@ void read_megatron_latents(JsonReader& reader, Transformer& model) {
 }  // namespace
 
 Transformer transformer_from_hf(JsonReader reader) {
-  static const std::array<std::string, 10> kTypes = {"gpt2",    "llama",     "mistral",   "qwen2",       "qwen3",
-                                                     "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"};
+  static const std::array<std::string, 11> kTypes = {"gpt2",      "llama",       "mistral",    "qwen2",
+                                                     "qwen3",     "mixtral",     "gpt_oss",    "qwen2_moe",
+                                                     "qwen3_moe", "deepseek_v2", "deepseek_v3"};
   const std::string type = reader.string("model_type");
   if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end()) {
     reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(kTypes, ", ")));
   }
   Transformer model = type == "gpt2" ? gpt2(reader) : llama(reader, type);
-  if (type == "mixtral") {
+  if (type == "mixtral" || type == "gpt_oss") {
     model.experts = {.count = experts_of(reader, "num_local_experts"),
                      .per_token = experts_of(reader, "num_experts_per_tok"),
                      .ffn_hidden = model.ffn_hidden};

@@ -363,7 +363,7 @@ TEST(RunCommand, InvalidFlagsAreReported) {
               HasSubstr("runs do not support overlap of the collectives of tensor parallelism"));
   EXPECT_THAT(error(kExpertRun + "--dp 2 --fault latency:seconds=1", 2),
               HasSubstr("--fault 'latency:seconds=1': expected experts distributed over several ranks (--ep)"));
-  EXPECT_THAT(error(kTinyRun + "--num-experts 4", 2), HasSubstr("experts with biases are not modeled"));
+  EXPECT_THAT(error(kTinyRun + "--num-experts 4", 2), HasSubstr("the kernels do not support biases of experts"));
   EXPECT_THAT(error("profile" + kExpertRun.substr(std::string("run").size()) + "--recompute full", 2),
               HasSubstr("profiles do not support recomputation of layers with experts"));
   EXPECT_THAT(error(kTinyRun + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));

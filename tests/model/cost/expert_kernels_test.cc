@@ -157,6 +157,57 @@ TEST(ExpertKernels, FusedMoveLess) {
   EXPECT_DOUBLE_EQ(backward - bytes(OpKind::I), kRows * kWidth * (2 + 2 + 4 + 4));
 }
 
+// The bytes of all kernels of an op whose names contain `name`, and the number of their launches on the device.
+struct Moved {
+  double bytes = 0;
+  int launches = 0;
+};
+Moved moved_by(const std::vector<KernelCall>& calls, std::string_view name) {
+  Moved moved;
+  for (const KernelCall& call : calls) {
+    if (call.name.find(name) == std::string_view::npos) continue;
+    moved.bytes += call.bytes * call.count;
+    moved.launches += call.count;
+  }
+  return moved;
+}
+
+TEST(ExpertBiases, AreAddedInPyTorchUnlessExpertsAreFused) {
+  const Transformer model = example("gpt-oss-120b/config.json");
+  Training training = training_of(1, 1, 64, 64);
+  const SliceShape slice{.sequences = 1, .tokens = kTokens, .context = 0};
+  const auto kernels = [&](OpKind kind) { return layer_kernels(model, training, kind, slice, LayerKind::experts); };
+  // Two experts on each rank, and on average as many rows as it sends.
+  const double rows = 4.0 * kTokens;
+  const double results = rows * 2880;
+  const Moved forward = moved_by(kernels(OpKind::F), "biases of experts");
+  EXPECT_DOUBLE_EQ(forward.bytes, 14 * results);
+  EXPECT_EQ(forward.launches, 2 * 2);
+  EXPECT_DOUBLE_EQ(moved_by(kernels(OpKind::F), "joined results").bytes, 14 * results);
+  const Moved backward = moved_by(kernels(OpKind::B), "d biases of experts");
+  EXPECT_DOUBLE_EQ(backward.bytes, 30 * results);
+  EXPECT_EQ(backward.launches, 5 * 2);
+  EXPECT_DOUBLE_EQ(moved_by(kernels(OpKind::B), "d biases into experts").bytes, 2 * rows * 5760);
+  EXPECT_EQ(moved_by(kernels(OpKind::W), "bias").launches, 0);
+  training.fused_grouped_mlp = true;
+  EXPECT_EQ(moved_by(kernels(OpKind::F), "biases of experts").launches, 0);
+  EXPECT_DOUBLE_EQ(moved_by(kernels(OpKind::B), "biases of experts").bytes, 2 * results);
+  EXPECT_DOUBLE_EQ(moved_by(kernels(OpKind::B), "QKV bias").bytes, 2.0 * kTokens * (64 + 2 * 8) * 64);
+}
+
+TEST(ExpertBiases, AreDividedWithTheirExperts) {
+  const Transformer model = example("gpt-oss-120b/config.json");
+  const std::int64_t expert = 3 * std::int64_t{2880} * 2880 + 3 * 2880;
+  EXPECT_EQ(routed_expert_parameters(model), 128 * expert);
+  const std::int64_t whole = layer_parameters_per_device(model, 1, LayerKind::experts, 1);
+  EXPECT_EQ(whole, layer_parameters(model, LayerKind::experts));
+  EXPECT_EQ(layer_parameters_per_device(model, 1, LayerKind::experts, 64), whole - 126 * expert);
+  Training training = training_of(2, 1, 64, 32);
+  training.etp = 2;
+  EXPECT_EQ(error_of([&] { check_training(model, training); }),
+            "gpt-oss-120b: experts with biases and expert-tensor parallelism are not modeled");
+}
+
 TEST(CudaGraphs, SaveTheTimeOfTheHost) {
   const Transformer model = example("qwen3-30b-a3b/config.json");
   Training training = training_of(1, 1, 8, 8);

@@ -31,6 +31,11 @@ TEST(ExpertParameters, AreThePublishedTotals) {
   EXPECT_EQ(parameters(v3), 671'026'419'200 - 58 * 256);
   EXPECT_EQ(active_parameters(v3), parameters(v3) - 58 * 248 * 3 * std::int64_t{7168} * 2048);
   EXPECT_EQ(parameters(example("qwen3-30b-a3b/config.json")), 30'532'122'624);
+  // The model card has 116.83 billion: 114.71 in MLPs, 0.96 in attention, 1.16 in embedding and head; 5.13 of them
+  // active, without the embedding. Its checkpoint has 36 (128 + 64) more: routers' biases and attention sinks.
+  const Transformer oss = example("gpt-oss-120b/config.json");
+  EXPECT_EQ(parameters(oss), 116'829'149'760);
+  EXPECT_NEAR(static_cast<double>(active_parameters(oss) - oss.vocab * oss.hidden), 5.13e9, 0.01e9);
 }
 
 TEST(ExpertParameters, OfQwen2CountTheSharedExpertsGate) {
@@ -107,6 +112,14 @@ TEST(BalancedSlices, CountTheExpertsOfAToken) {
   EXPECT_EQ(context, 16384);
 }
 
+TEST(MegatronExperts, HaveBiasesUnlessDisabled) {
+  const Transformer model = from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+      "vocab_size": 1000, "max_position_embeddings": 8, "num_experts": 8})");
+  // Two matrices of 64 x 256 each, and their biases.
+  EXPECT_EQ(routed_expert_parameters(model), 8 * (2 * 64 * 256 + 256 + 64));
+  EXPECT_EQ(parameters(model) - active_parameters(model), 4 * 6 * (2 * 64 * 256 + 256 + 64));
+}
+
 TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
   const auto error = [](const std::string& more) {
     return error_of([&] { from_text("{" + kSmallModel + ", " + more + "}"); });
@@ -124,9 +137,9 @@ TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
             "model.json: /qk_pos_emb_head_dim: required key is missing");
   EXPECT_EQ(error_of([] {
               from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
-                  "max_position_embeddings": 8, "num_experts": 8})");
+                  "max_position_embeddings": 8, "num_experts": 8, "moe_shared_expert_intermediate_size": 32})");
             }),
-            "model: experts with biases are not modeled");
+            "model: shared experts with biases are not modeled");
 }
 
 TEST(HuggingFaceExperts, MissingKeysAreNamed) {
@@ -145,10 +158,9 @@ TEST(HuggingFaceExperts, MissingKeysAreNamed) {
   EXPECT_EQ(error("qwen3_moe", R"(, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
                   "decoder_sparse_step": 2)"),
             "model.json: /decoder_sparse_step: expected 1: experts in every layer, got 2");
-  EXPECT_EQ(
-      error("dbrx", ""),
-      "model.json: /model_type: expected one of gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, "
-      "deepseek_v2, deepseek_v3, got \"dbrx\"");
+  EXPECT_EQ(error("dbrx", ""),
+            "model.json: /model_type: expected one of gpt2, llama, mistral, qwen2, qwen3, mixtral, gpt_oss, qwen2_moe, "
+            "qwen3_moe, deepseek_v2, deepseek_v3, got \"dbrx\"");
 }
 
 }  // namespace
