@@ -69,10 +69,12 @@ void check_modeled(const CsvTable& table, int row) {
 }
 
 // What Megatron-Bridge's recipes set for experts (scripts/performance/configs, *_workload_base_configs.py; their
-// versions of autumn 2025, spring and summer 2026), by release. On NVL72 domains: DeepEP in 2025; from 26.02 on
-// HybridEP and graphs of attention and router, without recomputation inside them; from 26.06 on with MXFP8 fused
-// grouped MLPs, attention in 8 bits, a graph of the whole iteration and combined 1F1B, but Kimi-K2 has none of them. On
-// other nodes no graphs; Qwen3 235B has NCCL's all-to-all, on H100 with combined 1F1B.
+// versions of autumn 2025, spring and summer 2026), by release. In 25.09 DeepEP on H100 alone, with combined 1F1B and
+// without overlapping the reduction of gradients; Bridge's validate_deepep refuses it on Blackwell GPUs, which have
+// NCCL's all-to-all. In 25.11 DeepEP on B200 too, and HybridEP on NVL72 domains. There, from 26.02 on, graphs of
+// attention and router, without recomputation inside them; from 26.06 on with MXFP8 fused grouped MLPs, attention in 8
+// bits, a graph of the whole iteration and combined 1F1B, but Kimi-K2 has none of them. On other nodes no graphs; Qwen3
+// 235B has NCCL's all-to-all, on H100 with combined 1F1B.
 void set_experts(const CsvTable& table, int row, Json& base) {
   const std::string& release = table.text(row, "release");
   const std::string& type = table.text(row, "gpu_type");
@@ -80,12 +82,21 @@ void set_experts(const CsvTable& table, int row, Json& base) {
   const bool domain = type.find("GB") != std::string::npos;
   const bool kimi = model.starts_with("Kimi");
   Json& parallelism = base["parallelism"];
+  const bool hopper = type.find("H100") != std::string::npos;
   if (release < "26.") {
-    parallelism["moe_token_dispatcher"] = "deepep";
+    if (domain && release > "25.11") {
+      parallelism["moe_token_dispatcher"] = "hybridep";
+    } else if (hopper || release > "25.11") {
+      parallelism["moe_token_dispatcher"] = "deepep";
+    }
+    if (hopper) {
+      base["schedule"] = {{"name", "combined-1f1b"}};
+      parallelism["overlap_grad_reduce"] = false;
+    }
     return;
   }
   if (!domain && model.starts_with("Qwen3_235B")) {
-    if (type.find("H100") != std::string::npos) base["schedule"] = {{"name", "combined-1f1b"}};
+    if (hopper) base["schedule"] = {{"name", "combined-1f1b"}};
     return;
   }
   if (!model.starts_with("GPT OSS") || release > "26.06") {
@@ -106,13 +117,13 @@ void set_experts(const CsvTable& table, int row, Json& base) {
 }
 
 // DeepSeek-V3 and Kimi-K2 have the embedding in a stage with as many layers as others, and the head beside a smaller
-// number; DeepSeek-V3 has a layer of multi-token prediction from 26.02 on (megatron/bridge/recipes/deepseek,
-// set_deepseek_v3_pipeline_model_parallel_layout).
+// number; DeepSeek-V3 has a layer of multi-token prediction (megatron/bridge/recipes/deepseek: mtp_num_layers,
+// set_deepseek_v3_pipeline_model_parallel_layout; Et|(tt|)*30mL on H100).
 void set_layers_of_deepseek(const CsvTable& table, int row, Json& base) {
-  const bool mtp = table.text(row, "release") > "26." && table.text(row, "model").starts_with("DeepSeek");
+  const bool mtp = table.text(row, "model").starts_with("DeepSeek");
   const auto stages = table.integer(row, "pp", 1, 1000) * table.integer(row, "vp", 1, 1000);
   const std::string_view last = mtp ? "mL" : "L";
-  if (mtp) base["mtp_num_layers"] = 1;
+  if (mtp) base["model"]["mtp_num_layers"] = 1;
   if (stages == 8) base["parallelism"]["pipeline_layout"] = fmt::format("Et*8|(t*8|)*6t*5{}", last);
   if (stages == 16) base["parallelism"]["pipeline_layout"] = fmt::format("Et*4|(t*4|)*14t{}", last);
   if (stages == 32) base["parallelism"]["pipeline_layout"] = fmt::format("Et|(tt|)*30{}", last);
@@ -129,7 +140,10 @@ void set_recomputed_modules(const CsvTable& table, int row, Json& base) {
     if (type.find("H100") != std::string::npos) {
       modules = {"mla_up_proj", "mlp"};
     } else if (type.find("GB200") != std::string::npos) {
-      modules = {graph ? "mla_up_proj" : "mlp"};
+      // In 25.09 tokens beyond an expert's share are dropped, and less is stored.
+      const std::string& release = table.text(row, "release");
+      if (graph || release < "26.") modules = {"mla_up_proj"};
+      if (!graph && release > "25.11") modules.emplace_back("mlp");
     } else if (!graph) {
       modules = {"mla_up_proj"};
     }
