@@ -216,8 +216,10 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   double device = 0;
   double exposed = 0;  // collectives that do not overlap
   double hidden = 0;
+  double host = 0;
   const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
+      host += part.repeats * host_s(launches(part.calls));
       for (const KernelCall& call : part.calls) {
         const bool overlaps = call.kind != KernelClass::sharding;
         (!is_collective(call.kind) ? device : overlaps ? hidden : exposed) += part.repeats * kernel_s(call);
@@ -228,7 +230,8 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   add(backward, backward_stage, slice_shape(backward_shape, backward_slice));
   const bool host_bound = apart > 1.0001 * (device + exposed + hidden);
   if (host_bound) return woven;
-  return std::min(woven, apart - std::min(hidden, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown));
+  const double overlapped = apart - std::min(hidden, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
+  return std::min(woven, std::max(overlapped, host));
 }
 
 double AnalyticCost::dispatch_s(double bytes) const {
@@ -285,18 +288,26 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
       }
     }
   }
-  // A layer takes at least the host's time; the rest of it is added to its attention.
-  for (std::size_t i = 0; i < hosts.size(); ++i) {
+  for (const Host& host : hosts) out.host_s.push_back(host_s(host.launches));
+  if (kind != OpKind::F) {
+    std::reverse(out.layers.begin(), out.layers.end());
+    std::reverse(out.host_s.begin(), out.host_s.end());
+  }
+  return out;
+}
+
+AnalyticCost::LayersOfOp AnalyticCost::layers_with_waits(const PassKernels& kernels) const {
+  LayersOfOp out = layers_of(kernels);
+  for (std::size_t i = 0; i < out.layers.size(); ++i) {
     double device = 0;
     for (const auto& pass : out.layers[i].seconds) device = std::accumulate(pass.begin(), pass.end(), device);
-    out.layers[i].of(kind, LayerPart::attention) += std::max(0.0, host_s(hosts[i].launches) - device);
+    out.layers[i].of(kernels.front().first, LayerPart::attention) += std::max(0.0, out.host_s[i] - device);
   }
-  if (kind != OpKind::F) std::reverse(out.layers.begin(), out.layers.end());
   return out;
 }
 
 WovenBlock AnalyticCost::woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
-  const LayersOfOp op = layers_of(pass_kernels(kind, stage, slice_shape(shape, slice)));
+  const LayersOfOp op = layers_with_waits(pass_kernels(kind, stage, slice_shape(shape, slice)));
   const std::vector<LayerTimes> none;
   const bool forward = kind == OpKind::F;
   return with_compute_around(weave_block(serial_weave(), forward ? op.layers : none, forward ? none : op.layers),
@@ -304,23 +315,28 @@ WovenBlock AnalyticCost::woven_op(OpKind kind, int stage, const MicrobatchShape&
 }
 
 WovenBlock AnalyticCost::woven_recompute(int stage, const MicrobatchShape& shape, int slice) const {
-  const LayersOfOp op = layers_of({{OpKind::F, recompute_parts(stage, slice_shape(shape, slice))}});
+  const LayersOfOp op = layers_with_waits({{OpKind::F, recompute_parts(stage, slice_shape(shape, slice))}});
   return with_compute_around(weave_block(serial_weave(), op.layers, {}), op.before_s, op.after_s);
 }
 
 WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
                                      OpKind backward, int backward_stage, const MicrobatchShape& backward_shape,
                                      int backward_slice) const {
-  const LayersOfOp f = layers_of(pass_kernels(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice)));
-  const LayersOfOp b = layers_of(pass_kernels(backward, backward_stage, slice_shape(backward_shape, backward_slice)));
+  const PassKernels forward = pass_kernels(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice));
+  const PassKernels gradient = pass_kernels(backward, backward_stage, slice_shape(backward_shape, backward_slice));
+  const bool serial = training_.joint_overlap == Training::JointOverlap::none;
+  const LayersOfOp f = serial ? layers_with_waits(forward) : layers_of(forward);
+  const LayersOfOp b = serial ? layers_with_waits(gradient) : layers_of(gradient);
   const double before = f.before_s + b.before_s;
   const double after = f.after_s + b.after_s;
-  if (training_.joint_overlap == Training::JointOverlap::none) {
-    return with_compute_around(weave_block(serial_weave(), f.layers, b.layers), before, after);
-  }
+  if (serial) return with_compute_around(weave_block(serial_weave(), f.layers, b.layers), before, after);
   const Contention contention{.compute_rate = 1 - static_cast<double>(training_.dispatch_sms()) / cluster_.gpu.num_sms};
   const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers, contention) : weave_;
-  return with_compute_around(weave_block(weave, f.layers, b.layers, contention), before, after);
+  const WovenBlock block = weave_block(weave, f.layers, b.layers, contention);
+  // The host launches both passes one after another, ahead of the device as far as it can.
+  const double host =
+      std::accumulate(b.host_s.begin(), b.host_s.end(), std::accumulate(f.host_s.begin(), f.host_s.end(), 0.0));
+  return with_compute_around(block, before, after + std::max(0.0, host - block.seconds));
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {

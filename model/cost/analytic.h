@@ -100,11 +100,14 @@ class AnalyticCost : public CostModel {
   PassKernels pass_kernels(OpKind kind, int stage, const SliceShape& slice) const;
   // The layers of an op in the order in which it runs them, and the time of its other kernels before and after them.
   struct LayersOfOp {
-    std::vector<LayerTimes> layers;
+    std::vector<LayerTimes> layers;  // on the device
+    std::vector<double> host_s;      // to launch each
     double before_s = 0;
     double after_s = 0;
   };
   LayersOfOp layers_of(const PassKernels& kernels) const;
+  // The same, where every layer takes at least the host's time: the rest of it is added to its attention.
+  LayersOfOp layers_with_waits(const PassKernels& kernels) const;
   double reduce_s(const StageContents& held, double bytes) const;
   double part_s(const KernelPart& part) const;
   // The fraction of routed experts in the parameters on one device.

@@ -257,17 +257,19 @@ TEST(CudaGraphs, IncludeWhatIsRecomputed) {
 TEST(CudaGraphs, WovenPartsTakeAsLongAsTheirOps) {
   const Transformer model = example("qwen3-30b-a3b/config.json");
   Training training = training_of(1, 1, 8, 8);
-  training.weave = "whole-backward";
+  training.joint_overlap = Training::JointOverlap::none;
   const MicrobatchShape shape{1, {kTokens}};
-  const auto hidden = [&] {  // what the block saves besides the overlap of dispatch and combine
+  for (const auto implementation :
+       {Training::GraphImplementation::none, Training::GraphImplementation::transformer_engine}) {
+    training.graph_implementation = implementation;
+    training.graph_modules = GraphModule::attention;
     const AnalyticCost cost = expert_cost_of(model, training);
-    const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
-    return apart - cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
-  };
-  const double eager = hidden();
-  training.graph_implementation = Training::GraphImplementation::transformer_engine;
-  training.graph_modules = GraphModule::attention;
-  EXPECT_NEAR(hidden() / eager, 1, 1e-6);
+    const double f = cost.compute_s(OpKind::F, 0, shape, 0);
+    const double b = cost.compute_s(OpKind::B, 0, shape, 0);
+    EXPECT_NEAR(cost.woven_op(OpKind::F, 0, shape, 0).seconds / f, 1, 1e-9);
+    EXPECT_NEAR(cost.woven_op(OpKind::B, 0, shape, 0).seconds / b, 1, 1e-9);
+    EXPECT_NEAR(cost.woven_joint(0, shape, 0, OpKind::B, 0, shape, 0).seconds / (f + b), 1, 1e-9);
+  }
 }
 
 // Frameworks with grouped kernels launch all experts as one.
@@ -413,6 +415,30 @@ TEST(JointBlocks, HideDispatchAndCombine) {
 }
 
 // Node-limited routing: 8 of 256 experts, of 4 of 8 groups. The expected numbers follow from counting.
+TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  const MicrobatchShape shape{.sequences = 1, .slice_lengths = {kTokens}};
+  Software software = load_software("megatron-lm");
+  software.issue_s *= 20;
+  double before = 0;
+  for (const auto overlap : {Training::JointOverlap::experts, Training::JointOverlap::all}) {
+    training.joint_overlap = overlap;
+    for (const double imbalance : {1.0, 2.0, 4.0}) {
+      training.expert_imbalance = imbalance;
+      const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster("dgx-h100", 1), software);
+      const double joint = cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
+      const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
+      EXPECT_LE(joint, apart * (1 + 1e-12));
+      // The host limits both; a block in which it does not would be shorter by dispatch and combine.
+      EXPECT_GE(joint, 0.99 * apart) << imbalance;
+      EXPECT_GE(joint, before * (1 - 1e-12)) << imbalance;
+      before = joint;
+    }
+    before = 0;
+  }
+}
+
 TEST(Dispatch, SendsATokenOncePerNode) {
   Experts experts{.count = 256, .per_token = 8};
   EXPECT_DOUBLE_EQ(expected_parts(experts, 1), 1);
