@@ -60,9 +60,11 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const 
 
 void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<StageContents>* stages) {
   Training& training = scenario_.training;
-  if (training.sequence_length == 0) training.sequence_length = schedule.shapes()[0].tokens();
   if (names_file(scenario_.schedule)) training.micro_batch = schedule.shapes()[0].sequences;
-  if (training.sequence_length <= 1) {
+  // A schedule that does not specify lengths has one token per slice.
+  const std::int64_t tokens = schedule.shapes()[0].tokens();
+  if (training.sequence_length == 0 && tokens > 1) training.sequence_length = tokens;
+  if (training.sequence_length == 0) {
     throw InputError(fmt::format("{}: /batch/sequence_length: required with a model (--seq-length)", scenario_.source));
   }
   if (training.cp > 1 && schedule.sliced()) {

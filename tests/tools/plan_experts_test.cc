@@ -47,6 +47,20 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
               HasSubstr("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"));
 }
 
+TEST(PlanCommand, RunsNoBiasesOfExperts) {
+  const CommandResult result = run_sluice(
+      words("plan --model gpt-oss-120b --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 "
+            "--mbs 1 --runs-on sluice --schedule 1f1b"));
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.out + result.err, testing::HasSubstr("its kernels do not support biases of experts"));
+}
+
+TEST(SimulateCommand, SequencesOfOneTokenAreALength) {
+  const std::string flags = "simulate --model llama3-8b --cluster dgx-h100 --pp 2 --dp 4 --mbs 1 --microbatches 4";
+  EXPECT_EQ(run_sluice(words(flags + " --seq-length 1")).exit_code, 0);
+  EXPECT_THAT(run_sluice(words(flags)).err, testing::HasSubstr("required with a model (--seq-length)"));
+}
+
 // With even stages, pp 8 is behind ten configurations with pp 4 that differ in chunks and outer stages; with layers per
 // stage it is ahead.
 TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {

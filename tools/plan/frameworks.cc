@@ -267,6 +267,7 @@ std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   const Transformer& model = *base.model;
   Refusal out;
   out.unless(model.experts.groups <= 1, "its router does not limit tokens to groups of experts");
+  out.unless(!model.has_experts() || !model.mlp_bias, "its kernels do not support biases of experts");
   out.unless(!model.has_latent_attention(), "its kernels do not support latent attention");
   out.unless(!model.qk_norm, "its kernels do not support normalized queries and keys");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
