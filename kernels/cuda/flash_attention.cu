@@ -16,8 +16,10 @@ struct FlashForward {
   static constexpr int kBlocks = kHeadDim == 64 ? 3 : 2;
   static constexpr int kQueries = 128;
   static constexpr int kKeys = 64;
-  static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * Tile<kHeadDim>::kRowBytes;
-  static constexpr int kM = 2;  // tiles of 16 queries per warp
+  static constexpr int kM = 2;         // tiles of 16 queries per warp
+  using Sums = Vector<float, 2 * kM>;  // of a thread's exponentials, per query
+  static constexpr int kSharedBytes =
+      (kQueries + 2 * kKeys) * Tile<kHeadDim>::kRowBytes + kThreads * static_cast<int>(sizeof(Sums));
   static constexpr int kN = kHeadDim / 8;
 
   FlashShape shape;
@@ -38,42 +40,32 @@ struct FlashForward {
   SLUICE_DEVICE Work work() const {
     // Blocks of one head are adjacent, since they read the same keys, and start with the last queries, which have most
     // keys.
-    const int tile = query_tiles - 1 - block_x() % query_tiles;
-    const int rest = block_x() / query_tiles;
-    return {rest % shape.heads, rest / shape.heads, tile * kQueries};
-  }
-
-  // Returns the number of keys that the block needs.
-  SLUICE_DEVICE int needed(int token) const {
-    return shape.context + (token + kQueries < shape.tokens ? token + kQueries : shape.tokens);
-  }
-
-  // Loads the tile of keys from token `first` of the sequence.
-  SLUICE_DEVICE void load(const Tile<kHeadDim>& tile, int first, const Work& of, bool values) const {
-    const int column = of.head / shape.group * kHeadDim;
-    load_tile<kKeys, kThreads>(tile, keys + key_offset(shape, of.sequence, first, column, values), shape.key_width,
-                               shape.keys - first);
+    return {block_y(), block_z(), (query_tiles - 1 - block_x()) * kQueries};
   }
 
   // Sets scores of keys that follow the query to -infinity, in the tile of keys from token `first`.
   SLUICE_DEVICE void mask(float (&scores)[kM][kKeys / 8][4], int first, int token) const {
+    const int index = reread_thread();
+    // The key of the thread's first score minus its query.
+    const int distance = index % 4 * 2 - index % kWarp / 4 - index / kWarp * 16 * kM + (first - shape.context - token);
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
       SLUICE_UNROLL
       for (int n = 0; n < kKeys / 8; ++n) {
         SLUICE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          const int query = shape.context + token + warp() * 16 * kM + m * 16 + lane() / 4 + e / 2 * 8;
-          const int key = first + n * 8 + lane() % 4 * 2 + e % 2;
-          if (key > query) scores[m][n][e] = -kInfinity;
+          if (distance > m * 16 + e / 2 * 8 - n * 8 - e % 2) scores[m][n][e] = -kInfinity;
         }
       }
     }
   }
 
-  // Replaces scores by exp(scale (score - maximum)) and rescales the previous sums to the new maximum.
-  SLUICE_DEVICE void running_softmax(float (&scores)[kM][kKeys / 8][4], float (&maximum)[kM][2], float (&sum)[kM][2],
+  // Replaces scores by exp(scale (score - maximum)), adds them to the thread's part of `all_parts`, and rescales the
+  // previous sums to the new maximum.
+  SLUICE_DEVICE void running_softmax(float (&scores)[kM][kKeys / 8][4], float (&maximum)[kM][2], Sums* all_parts,
                                      float (&sums)[kM][kN][4]) const {
+    Sums* const stored = all_parts + reread_thread();
+    Sums parts = *stored;
     const float scale2 = scale * kLog2E;
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
@@ -89,16 +81,15 @@ struct FlashForward {
         const float shift = most * scale2;
         const float correction = exponential2(maximum[m][half] * scale2 - shift);
         maximum[m][half] = most;
-        float part = 0;
+        parts.at[2 * m + half] *= correction;
         SLUICE_UNROLL
         for (int n = 0; n < kKeys / 8; ++n) {
           SLUICE_UNROLL
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
             scores[m][n][e] = exponential2(scores[m][n][e] * scale2 - shift);
-            part += scores[m][n][e];
+            parts.at[2 * m + half] += scores[m][n][e];
           }
         }
-        sum[m][half] = sum[m][half] * correction + part;
         SLUICE_UNROLL
         for (int n = 0; n < kN; ++n) {
           sums[m][n][2 * half] *= correction;
@@ -106,20 +97,22 @@ struct FlashForward {
         }
       }
     }
+    *stored = parts;
   }
 
   // Writes a warp's output, staged in its rows of the query tile, which no other warp reads.
   SLUICE_DEVICE void finish(const Tile<kHeadDim>& tile, const Work& of, const float (&maximum)[kM][2],
-                            float (&sum)[kM][2], const float (&sums)[kM][kN][4]) const {
+                            const Sums& parts, const float (&sums)[kM][kN][4]) const {
     const int first = warp() * 16 * kM;
     const std::int64_t first_row = std::int64_t{of.sequence} * shape.tokens + of.token;
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
       SLUICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        sum[m][half] += shuffle_xor(sum[m][half], 1);
-        sum[m][half] += shuffle_xor(sum[m][half], 2);
-        const float inverse = 1.0F / sum[m][half];
+        float sum = parts.at[2 * m + half];
+        sum += shuffle_xor(sum, 1);
+        sum += shuffle_xor(sum, 2);
+        const float inverse = 1.0F / sum;
         const int row = first + m * 16 + lane() / 4 + half * 8;
         SLUICE_UNROLL
         for (int n = 0; n < kN; ++n) {
@@ -127,7 +120,7 @@ struct FlashForward {
               pack<T>(sums[m][n][2 * half] * inverse, sums[m][n][2 * half + 1] * inverse);
         }
         if (lane() % 4 == 0 && of.token + row < shape.tokens) {
-          log_sums[of.head * shape.rows + first_row + row] = maximum[m][half] * scale + logarithm(sum[m][half]);
+          log_sums[of.head * shape.rows + first_row + row] = maximum[m][half] * scale + logarithm(sum);
         }
       }
     }
@@ -155,28 +148,33 @@ struct FlashForward {
     const std::int64_t first_row = std::int64_t{of.sequence} * shape.tokens + of.token;
     load_tile<kQueries, kThreads>(query_tile, queries + first_row * shape.query_width + of.head * kHeadDim,
                                   shape.query_width, shape.tokens - of.token);
-    load(key_tile, 0, of, false);
+    const T* from = keys + key_offset(shape, of.sequence, 0, of.head / shape.group * kHeadDim, false) +
+                    first_piece<kThreads, kHeadDim>(shape.key_width);
+    const std::int64_t to_values = shape.sequences * shape.key_tokens * shape.key_width;
+    load_pieces<kKeys, kThreads>(key_tile, from, shape.key_width, shape.keys);
     copy_async_commit();
 
     float sums[kM][kN][4];
     set_zero(sums);
     float maximum[kM][2];
-    float sum[kM][2];
+    // In shared memory: the registers are needed for the matrix multiplications.
+    auto* const parts = reinterpret_cast<Sums*>(value_tile.data + kKeys * Tile<kHeadDim>::kRowBytes);
+    parts[thread()] = Sums{};
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
       SLUICE_UNROLL
       for (int half = 0; half < 2; ++half) {
         maximum[m][half] = -kInfinity;
-        sum[m][half] = 0;
       }
     }
 
-    const int end = needed(of.token);
-    for (int first = 0; first < end; first += kKeys) {
+    // Two bounds: the smaller one would occupy a register.
+    const int end = shape.context + of.token + kQueries;
+    for (int first = 0; first < end && first < shape.keys; first += kKeys) {
       // The keys have arrived, and all threads have finished reading the previous values.
       copy_async_wait<0>();
       sync_block();
-      load(value_tile, first, of, true);
+      load_pieces<kKeys, kThreads>(value_tile, from + to_values, shape.key_width, shape.keys - first);
       copy_async_commit();
 
       float scores[kM][kKeys / 8][4];
@@ -186,15 +184,18 @@ struct FlashForward {
       // The values have arrived, and all threads have finished reading the keys.
       copy_async_wait<0>();
       sync_block();
-      if (first + kKeys < end) load(key_tile, first + kKeys, of, false);
+      from += kKeys * shape.key_width;
+      if (first + kKeys < end && first + kKeys < shape.keys) {
+        load_pieces<kKeys, kThreads>(key_tile, from, shape.key_width, shape.keys - first - kKeys);
+      }
       copy_async_commit();
 
-      const bool whole = first + kKeys <= shape.context + of.token + warp() * 16 * kM + 1;
+      const bool whole = warp() * 16 * kM >= first + kKeys - 1 - shape.context - of.token;
       if (!whole) mask(scores, first, of.token);
-      running_softmax(scores, maximum, sum, sums);
+      running_softmax(scores, maximum, parts, sums);
       multiply_accumulators<T>(sums, scores, value_tile, 0);
     }
-    finish(query_tile, of, maximum, sum, sums);
+    finish(query_tile, of, maximum, parts[thread()], sums);
   }
 };
 
@@ -211,7 +212,9 @@ void forward(const AttentionForward& call, Stream& stream) {
                       .scale = 1 / std::sqrt(static_cast<float>(kHeadDim)),
                       .query_tiles = tiles};
   launch(stream,
-         {.blocks_x = tiles * shape.heads * shape.sequences,
+         {.blocks_x = tiles,
+          .blocks_y = shape.heads,
+          .blocks_z = shape.sequences,
           .threads = Kernel::kThreads,
           .shared_bytes = Kernel::kSharedBytes},
          kernel);

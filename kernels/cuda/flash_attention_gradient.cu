@@ -63,7 +63,6 @@ struct FlashBackward {
   std::int64_t stride;  // of its rows
   float scale;
   int query_tiles;
-  int tiles_of_keys;
 
   struct Shared {
     Tile<kHeadDim> keys;
@@ -94,10 +93,9 @@ struct FlashBackward {
   };
   SLUICE_DEVICE Work work() const {
     Work of;
-    of.first = block_x() % tiles_of_keys * kKeys;
-    const int rest = block_x() / tiles_of_keys;
-    of.key_head = rest % shape.kv_heads;
-    of.sequence = rest / shape.kv_heads;
+    of.first = block_x() * kKeys;
+    of.key_head = block_y();
+    of.sequence = block_z();
     of.first_tile = of.first < shape.context ? 0 : (of.first - shape.context) / kQueries;
     return of;
   }
@@ -344,10 +342,11 @@ void backward(const AttentionBackward& call, Stream& stream) {
   const float scale = 1 / std::sqrt(static_cast<float>(kHeadDim));
   const int tiles = query_tiles(shape);
   const FlashShape sizes(shape, call.keys.tokens);
-  const int tiles_of_keys = (sizes.keys + Kernel::kKeys - 1) / Kernel::kKeys;
   auto* const queries_gradient = reinterpret_cast<float*>(call.scratch);
   launch(stream,
-         {.blocks_x = tiles_of_keys * shape.kv_heads * shape.sequences,
+         {.blocks_x = (sizes.keys + Kernel::kKeys - 1) / Kernel::kKeys,
+          .blocks_y = shape.kv_heads,
+          .blocks_z = shape.sequences,
           .threads = Kernel::kThreads,
           .shared_bytes = Kernel::kSharedBytes},
          Kernel{.shape = sizes,
@@ -362,8 +361,7 @@ void backward(const AttentionBackward& call, Stream& stream) {
                 .key_rows_gradient = static_cast<T*>(call.key_rows_gradient),
                 .stride = call.queries_gradient_stride,
                 .scale = scale,
-                .query_tiles = tiles,
-                .tiles_of_keys = tiles_of_keys});
+                .query_tiles = tiles});
   launch(stream,
          {.blocks_x = tiles * shape.heads * shape.sequences, .threads = RoundQueryGradient<T, kHeadDim>::kThreads},
          RoundQueryGradient<T, kHeadDim>{.shape = sizes,

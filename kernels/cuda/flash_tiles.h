@@ -64,37 +64,54 @@ struct Tile {
 
   SLUICE_DEVICE unsigned char* piece(int row, int i) const { return data + row * kRowBytes + ((i ^ (row % 8)) << 4); }
 
-  // Returns the address for load_matrices of the four matrices in rows row to row + 15 and pieces i and i + 1 (row a
-  // multiple of 8, i even), ordered by piece. Without transposition they are A [16 rows, 16]; with transposition, B of
-  // 16 inner (rows) by two tiles of columns (pieces).
-  SLUICE_DEVICE const unsigned char* by_piece(int row, int i) const {
-    return data + row * kRowBytes + (((lane() % 16) * kRowBytes + ((lane() / 16 ^ lane() % 8) << 4)) ^ (i << 4));
+  // Returns the place of this lane's row for load_matrices of the four matrices in rows row to row + 15 and pieces 0
+  // and 1 (row a multiple of 8), ordered by piece. Without transposition they are A [16 rows, 16]; with transposition,
+  // B of 16 inner (rows) by two tiles of columns (pieces).
+  SLUICE_DEVICE static int by_piece(int row) {
+    return (row + lane() % 16) * kRowBytes + ((lane() / 16 ^ lane() % 8) << 4);
   }
   // The same four matrices, ordered by row. Without transposition they are B of 16 inner (pieces) by two tiles of
   // columns (rows); with transposition, A [16 columns, 16 rows].
-  SLUICE_DEVICE const unsigned char* by_row(int row, int i) const {
-    return data + row * kRowBytes +
-           (((lane() % 8 + lane() / 16 * 8) * kRowBytes + ((lane() / 8 % 2 ^ lane() % 8) << 4)) ^ (i << 4));
+  SLUICE_DEVICE static int by_row(int row) {
+    return (row + lane() % 8 + lane() / 16 * 8) * kRowBytes + ((lane() / 8 % 2 ^ lane() % 8) << 4);
+  }
+  // Returns the address `rows` rows (a multiple of 8) and i pieces (even) after such a place.
+  SLUICE_DEVICE const unsigned char* at(int place, int rows, int i) const {
+    return data + (place ^ (i % 8 << 4)) + rows * kRowBytes + i / 8 * 128;
   }
 };
 
-// Starts an asynchronous copy of kRows rows, `stride` numbers apart. Rows from `valid` on are set to zero, and so are
-// pieces from kPieces to kLoadedPieces, so that the columns can be split into two halves of a multiple of 16.
+// Returns the offset of the first of the pieces that the thread copies, in rows `stride` numbers apart.
+template <int kThreads, int kColumns>
+SLUICE_DEVICE std::int64_t first_piece(std::int64_t stride) {
+  using Of = Tile<kColumns>;
+  return thread() / Of::kPiecesPerRow * stride + thread() % Of::kPiecesPerRow * 8;
+}
+
+// Starts an asynchronous copy of kRows rows, `stride` numbers apart; `from` is the thread's first_piece of them. Rows
+// from `valid` on are set to zero, and so are pieces from kPieces to kLoadedPieces, so that the columns can be split
+// into two halves of a multiple of 16.
 template <int kRows, int kThreads, int kColumns, class T>
-SLUICE_DEVICE void load_tile(const Tile<kColumns>& tile, const T* rows, std::int64_t stride, int valid) {
+SLUICE_DEVICE void load_pieces(const Tile<kColumns>& tile, const T* from, std::int64_t stride, int valid) {
   using Of = Tile<kColumns>;
   constexpr int kRowsPerPass = kThreads / Of::kPiecesPerRow;
   static_assert(kThreads % Of::kPiecesPerRow == 0 && kRowsPerPass % 8 == 0 && kRows % kRowsPerPass == 0);
-  const int first = thread() / Of::kPiecesPerRow;
-  const int i = thread() % Of::kPiecesPerRow;
+  const int index = reread_thread();
+  const int first = index / Of::kPiecesPerRow;
+  const int i = index % Of::kPiecesPerRow;
   if (i >= Of::kLoadedPieces) return;
   if (i >= Of::kPieces) valid = 0;
-  const T* const from = rows + first * stride + i * 8;
   unsigned char* const to = tile.piece(first, i);
   SLUICE_UNROLL
   for (int at = 0; at < kRows; at += kRowsPerPass) {
-    copy_async_16(to + at * Of::kRowBytes, from + at * stride, first + at < valid);
+    copy_async_16(to + at * Of::kRowBytes, from + at * stride, first < valid - at);
   }
+}
+
+// The same, with the address of the first row.
+template <int kRows, int kThreads, int kColumns, class T>
+SLUICE_DEVICE void load_tile(const Tile<kColumns>& tile, const T* rows, std::int64_t stride, int valid) {
+  load_pieces<kRows, kThreads>(tile, rows + first_piece<kThreads, kColumns>(stride), stride, valid);
 }
 
 template <int kM, int kN>
@@ -126,15 +143,17 @@ SLUICE_DEVICE void multiply_two(float (&sums)[kM][kN][4], const std::uint32_t (&
 template <class T, int kM, int kN, int kColumns>
 SLUICE_DEVICE void multiply_rows(float (&sums)[kM][kN][4], const Tile<kColumns>& a, int a_row, const Tile<kColumns>& b,
                                  int b_row) {
+  const int from_a = Tile<kColumns>::by_piece(a_row);
+  const int from_b = Tile<kColumns>::by_row(0);
   SLUICE_UNROLL
   for (int i = 0; i < Tile<kColumns>::kPieces; i += 2) {
     std::uint32_t of_a[kM][4];
     SLUICE_UNROLL
-    for (int m = 0; m < kM; ++m) load_matrices<false>(of_a[m], a.by_piece(a_row + 16 * m, i));
+    for (int m = 0; m < kM; ++m) load_matrices<false>(of_a[m], a.at(from_a, 16 * m, i));
     SLUICE_UNROLL
     for (int n = 0; n < kN; n += 2) {
       std::uint32_t of_b[4];
-      load_matrices<false>(of_b, b.by_row(b_row + 8 * n, i));
+      load_matrices<false>(of_b, b.at(from_b, b_row + 8 * n, i));
       multiply_two<T>(sums, of_a, of_b, n);
     }
   }
@@ -146,21 +165,26 @@ template <class T, int kM, int kN, int kInner, int kColumns>
 SLUICE_DEVICE void multiply_accumulators(float (&sums)[kM][kN][4], const float (&a)[kM][kInner][4],
                                          const Tile<kColumns>& b, int row) {
   static_assert(kN == Tile<kColumns>::kPieces && kN % 2 == 0);
+  const int from_b = Tile<kColumns>::by_piece(0);
+  // All of `a` is rounded before the first multiplication, so that no float32 numbers are kept until later ones.
+  std::uint32_t of_a[kInner / 2][kM][4];
   SLUICE_UNROLL
   for (int k = 0; k < kInner; k += 2) {
-    std::uint32_t of_a[kM][4];
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
-      of_a[m][0] = pack<T>(a[m][k][0], a[m][k][1]);
-      of_a[m][1] = pack<T>(a[m][k][2], a[m][k][3]);
-      of_a[m][2] = pack<T>(a[m][k + 1][0], a[m][k + 1][1]);
-      of_a[m][3] = pack<T>(a[m][k + 1][2], a[m][k + 1][3]);
+      of_a[k / 2][m][0] = pack<T>(a[m][k][0], a[m][k][1]);
+      of_a[k / 2][m][1] = pack<T>(a[m][k][2], a[m][k][3]);
+      of_a[k / 2][m][2] = pack<T>(a[m][k + 1][0], a[m][k + 1][1]);
+      of_a[k / 2][m][3] = pack<T>(a[m][k + 1][2], a[m][k + 1][3]);
     }
+  }
+  SLUICE_UNROLL
+  for (int n = 0; n < kN; n += 2) {
     SLUICE_UNROLL
-    for (int n = 0; n < kN; n += 2) {
+    for (int k = 0; k < kInner; k += 2) {
       std::uint32_t of_b[4];
-      load_matrices<true>(of_b, b.by_piece(row + 8 * k, n));
-      multiply_two<T>(sums, of_a, of_b, n);
+      load_matrices<true>(of_b, b.at(from_b, row + 8 * k, n));
+      multiply_two<T>(sums, of_a[k / 2], of_b, n);
     }
   }
 }
@@ -170,15 +194,17 @@ SLUICE_DEVICE void multiply_accumulators(float (&sums)[kM][kN][4], const float (
 template <class T, int kRows, int kM, int kN, int kColumnsA, int kColumnsB>
 SLUICE_DEVICE void multiply_columns(float (&sums)[kM][kN][4], const Tile<kColumnsA>& a, int a_piece,
                                     const Tile<kColumnsB>& b, int b_piece) {
+  const int from_a = Tile<kColumnsA>::by_row(0);
+  const int from_b = Tile<kColumnsB>::by_piece(0);
   SLUICE_UNROLL
   for (int row = 0; row < kRows; row += 16) {
     std::uint32_t of_a[kM][4];
     SLUICE_UNROLL
-    for (int m = 0; m < kM; ++m) load_matrices<true>(of_a[m], a.by_row(row, a_piece + 2 * m));
+    for (int m = 0; m < kM; ++m) load_matrices<true>(of_a[m], a.at(from_a, row, a_piece + 2 * m));
     SLUICE_UNROLL
     for (int n = 0; n < kN; n += 2) {
       std::uint32_t of_b[4];
-      load_matrices<true>(of_b, b.by_piece(row, b_piece + n));
+      load_matrices<true>(of_b, b.at(from_b, row, b_piece + n));
       multiply_two<T>(sums, of_a, of_b, n);
     }
   }

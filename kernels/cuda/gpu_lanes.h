@@ -47,6 +47,11 @@ SLUICE_DEVICE int block_z() { return static_cast<int>(blockIdx.z); }
 SLUICE_DEVICE int blocks_x() { return static_cast<int>(gridDim.x); }
 SLUICE_DEVICE int blocks_y() { return static_cast<int>(gridDim.y); }
 SLUICE_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
+SLUICE_DEVICE int reread_thread() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
 SLUICE_DEVICE int threads() { return static_cast<int>(blockDim.x); }
 SLUICE_DEVICE int lane() { return static_cast<int>(threadIdx.x % 32); }
 SLUICE_DEVICE int warp() { return static_cast<int>(threadIdx.x / 32); }

@@ -12,6 +12,8 @@
 //
 //   float16, bfloat16                     16-bit types; to_float(x), from_float<T>(x) (rounds to nearest even)
 //   block_x(), block_y(), block_z(), blocks_x(), blocks_y(), thread(), threads(), lane(), warp()
+//   reread_thread()                       thread(); what follows from it is computed where it is used, and is not kept
+//                                         in registers from before
 //   sync_block(), sync_warp()
 //   shuffle(value, from_lane), shuffle_xor(value, mask)    all 32 lanes of a warp; 4-byte values
 //   shared_memory()                       of the block, 128-byte aligned, uninitialized

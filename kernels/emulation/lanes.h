@@ -73,6 +73,7 @@ inline int block_z() { return emulation::place().block[2]; }
 inline int blocks_x() { return emulation::place().blocks[0]; }
 inline int blocks_y() { return emulation::place().blocks[1]; }
 inline int thread() { return emulation::thread_index(); }
+inline int reread_thread() { return thread(); }
 inline int threads() { return emulation::place().threads; }
 inline int lane() { return emulation::thread_index() % 32; }
 inline int warp() { return emulation::thread_index() / 32; }

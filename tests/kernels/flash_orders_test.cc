@@ -60,8 +60,8 @@ struct WhereLanesPoint {
   std::int64_t* by_row;
   SLUICE_DEVICE void operator()() const {
     const cuda::Tile<kColumns> tile{cuda::shared_memory()};
-    by_piece[cuda::lane()] = tile.by_piece(row, piece) - tile.data;
-    by_row[cuda::lane()] = tile.by_row(row, piece) - tile.data;
+    by_piece[cuda::lane()] = tile.at(tile.by_piece(row), 0, piece) - tile.data;
+    by_row[cuda::lane()] = tile.at(tile.by_row(row), 0, piece) - tile.data;
   }
 };
 
