@@ -36,6 +36,11 @@ target_compile_options(sluice_options INTERFACE
 if(SLUICE_SANITIZE)
   target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
+else()
+  # The static libraries can be linked into shared ones, such as the Python extension. Without semantic interposition GCC
+  # inlines exported functions as in a program, as clang does by default.
+  set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+  target_compile_options(sluice_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-semantic-interposition>)
 endif()
 option(SLUICE_STATIC "Link only the C library as a shared library (tools/bundle.sh)" OFF)
 if(SLUICE_STATIC OR SLUICE_PYTHON_PACKAGE)

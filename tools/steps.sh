@@ -1,6 +1,10 @@
 # Sourced by quickstart.sh, test.sh, check.sh and .ci/run: runs steps that may fail without stopping the later ones, and lists the
 # duration and result of each at the end.
 
+# ccache compares paths relative to the build folder: what the release build has compiled, the build of the Python package
+# takes from it. Messages of the compiler have whole paths nevertheless.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_ABSSTDERR=1
+
 # takes_no_arguments "$@": prints the comment at the top of the script and ends for --help, and for anything else.
 takes_no_arguments() {
   if [ $# -eq 0 ]; then return; fi

@@ -13,7 +13,9 @@ if ! "$python" -c 'import torch, megatron.core, pytest, mypy' 2>/dev/null; then
 fi
 
 rm -rf build/wheel
-"$python" -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+# Compiler and options are those of the release build: ccache has its libraries.
+CXX=${CXX:-c++} "$python" -m pip wheel --quiet --config-settings=cmake.define.SLUICE_WERROR=ON \
+  --no-deps --wheel-dir build/wheel .
 ls -l build/wheel
 
 python3 -m venv --clear build/python-clean
