@@ -17,8 +17,9 @@ if ! python3 -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path(
 fi
 tools/install-packages.sh "${packages[@]}"
 # Other versions of this package bring CUDA libraries of several gigabytes. Megatron-core and torchtitan without their
-# dependencies, of which the code that the tests call needs none.
+# dependencies, of which the code that the tests call needs none. Python compiles what is imported when it is imported.
 { python3 -m venv "$folder" &&
-  "$folder/bin/pip" install --quiet torch==2.13.0 numpy pandas pytest mypy nbclient nbformat ipykernel packaging &&
-  "$folder/bin/pip" install --quiet --no-deps megatron-core==0.16.1 torchtitan==0.3.0; } ||
+  "$folder/bin/pip" install --quiet --no-compile \
+    torch==2.13.0 numpy pandas pytest mypy nbclient nbformat ipykernel packaging &&
+  "$folder/bin/pip" install --quiet --no-compile --no-deps megatron-core==0.16.1 torchtitan==0.3.0; } ||
   echo "pip failed: the tests with PyTorch will be SKIPPED" >&2
