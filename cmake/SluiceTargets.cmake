@@ -59,7 +59,8 @@ if(SLUICE_STATIC)
 endif()
 
 if(SLUICE_FUZZ)
-  target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_options(sluice_options INTERFACE
+    $<$<NOT:$<BOOL:$<TARGET_PROPERTY:SLUICE_NO_COVERAGE>>>:-fsanitize=fuzzer-no-link>)
 endif()
 
 # Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
