@@ -1,5 +1,6 @@
 // One transformer layer of hidden size 4096 on one GPU, one slice at a time: the rate of its ops as a fraction of that
-// of a large bfloat16 GEMM. kernels/pytorch_layer.py measures the same rows in PyTorch.
+// of a large bfloat16 GEMM. kernels/pytorch_layer.py measures the same rows in PyTorch. Rows of gpt_cublaslt fuse GELU
+// and bias gradients with GEMMs; their label is the reason if cublasLt does not run one of them.
 
 #include <benchmark/benchmark.h>
 
@@ -45,12 +46,12 @@ Transformer llama(int kv_heads) {
 // A layer and the last slice of one sequence, with all buffers that its ops read and write.
 class LayerSlice {
  public:
-  LayerSlice(Device& device, const Transformer& model, std::int64_t tokens, std::int64_t context)
+  LayerSlice(Device& device, const Transformer& model, GemmChoice gemms, std::int64_t tokens, std::int64_t context)
       : device_(device),
         memory_(device),
         stream_(device.make_stream(StreamPriority::normal)),
-        stage_(device_kernels()->make_stage({.model = model, .contents = {.layers = 1}, .sliced = context > 0},
-                                            Precision::bfloat16)),
+        stage_(device_kernels()->make_stage(
+            {.model = model, .contents = {.layers = 1}, .sliced = context > 0, .gemms = gemms}, Precision::bfloat16)),
         boundary_(tokens * model.hidden) {
     make_weights();
     const SliceShape shape{.tokens = tokens, .context = context};
@@ -195,20 +196,21 @@ struct Kept {
   std::unique_ptr<LayerSlice> slice;
   std::string wrong;
 };
-const Kept& kept_slice(Device& device, const Transformer& model, std::int64_t tokens, std::int64_t context) {
+const Kept& kept_slice(Device& device, const Transformer& model, GemmChoice gemms, std::int64_t tokens,
+                       std::int64_t context) {
   static Kept kept;
-  const std::string key =
-      model.name + " " + std::to_string(model.kv_heads) + " " + std::to_string(tokens) + " " + std::to_string(context);
+  const std::string key = model.name + " " + std::to_string(static_cast<int>(gemms)) + " " +
+                          std::to_string(model.kv_heads) + " " + std::to_string(tokens) + " " + std::to_string(context);
   if (kept.key == key) return kept;
   kept = {};  // releases its memory first
-  kept.slice = std::make_unique<LayerSlice>(device, model, tokens, context);
+  kept.slice = std::make_unique<LayerSlice>(device, model, gemms, tokens, context);
   kept.wrong = kept.slice->wrong();
   kept.key = key;
   return kept;
 }
 
 // tokens, context, op (index in kOps).
-void layer(benchmark::State& state, const Transformer& model) {
+void layer(benchmark::State& state, const Transformer& model, GemmChoice gemms = GemmChoice::cublas) {
   const std::int64_t tokens = state.range(0);
   const std::int64_t context = state.range(1);
   const auto op = static_cast<Op>(state.range(2));
@@ -218,7 +220,7 @@ void layer(benchmark::State& state, const Transformer& model) {
     state.SkipWithError((device.name() + " does not support bfloat16 GEMMs").c_str());
     return;
   }
-  const Kept& kept = kept_slice(device, model, tokens, context);
+  const Kept& kept = kept_slice(device, model, gemms, tokens, context);
   if (!kept.wrong.empty()) {
     bench::fail(state, kept.wrong);
     return;
@@ -231,6 +233,10 @@ void layer(benchmark::State& state, const Transformer& model) {
   for ([[maybe_unused]] const auto& _ : state) {
     times.push_back(slice.time(op));
     state.SetIterationTime(times.back());
+  }
+  if (gemms == GemmChoice::cublaslt) {
+    const std::vector<std::string>& notes = device.gemm_library()->notes();
+    if (!notes.empty()) state.SetLabel(std::string(kOps[op]) + ", " + notes.front());
   }
   std::sort(times.begin(), times.end());
   const double median = times[times.size() / 2];
@@ -252,6 +258,7 @@ void all_slices(benchmark::internal::Benchmark* rows) {
   }
 }
 BENCHMARK_CAPTURE(layer, gpt, gpt())->Apply(all_slices);
+BENCHMARK_CAPTURE(layer, gpt_cublaslt, gpt(), GemmChoice::cublaslt)->Apply(all_slices);
 BENCHMARK_CAPTURE(layer, llama, llama(32))->Apply(all_slices);
 BENCHMARK_CAPTURE(layer, llama_8_kv_heads, llama(8))->Apply(all_slices);
 

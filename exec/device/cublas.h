@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <library_types.h>
 
 #include <cstddef>
 #include <string>
 
 #include "exec/device/cublas_api.h"
+#include "exec/device/cublaslt.h"
 #include "kernels/device.h"
 
 namespace sluice::exec {
@@ -33,6 +35,8 @@ struct Cublas {
 
 // Throws DeviceError, on every call, if the library is not found.
 const Cublas& cublas();
+// The cublasLt that cuBLAS uses. Throws DeviceError, on every call, if either is not found.
+const CublasLt& cublaslt();
 
 // A GEMM as cuBLAS takes it: column-major, where a row-major matrix is its transpose. So C' = op(B)' op(A)'.
 struct ColumnMajorGemm {

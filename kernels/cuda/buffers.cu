@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <tuple>
+
 #include "kernels/cuda/buffers.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/over_elements.h"
@@ -25,6 +28,16 @@ struct Widen {
   float* into;
   SLUICE_DEVICE void operator()() const {
     for_each_element(count, [this](std::int64_t i) { into[i] = to_float(from[i]) + (add ? into[i] : 0.0F); });
+  }
+};
+
+struct AddVectors {
+  static constexpr int kThreads = kElementThreads;
+  VectorSum sums[std::tuple_size_v<VectorSums>];
+  SLUICE_DEVICE void operator()() const {
+    for (const VectorSum& sum : sums) {
+      for_each_element(sum.count, [&sum](std::int64_t i) { sum.into[i] += sum.from[i]; });
+    }
   }
 };
 
@@ -101,6 +114,16 @@ void widen(Stream& stream, Element element, const void* from, std::int64_t count
   with_type(element, [&]<class T>(Type<T>) {
     launch(stream, element_grid(count), Widen<T>{static_cast<const T*>(from), count, add, into});
   });
+}
+
+void add_vectors(Stream& stream, const VectorSums& sums) {
+  AddVectors kernel{};
+  std::int64_t longest = 0;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    kernel.sums[i] = sums[i];
+    longest = std::max(longest, sums[i].count);
+  }
+  if (longest > 0) launch(stream, element_grid(longest), kernel);
 }
 
 void maximum(Stream& stream, const float* from, std::int64_t count, float* into) {

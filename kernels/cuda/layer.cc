@@ -1,5 +1,6 @@
 #include "kernels/cuda/layer.h"
 
+#include "kernels/carver.h"
 #include "kernels/cuda/flash_attention.h"
 
 namespace sluice::kernels::cuda {
@@ -33,16 +34,19 @@ void LayerGradients::carve(BlockCarver& carver, const RankSizes& sizes, LayerKin
   up = carver.take<Half>(rows * sizes.up_width);
 }
 
-LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, AttentionChoice choice,
-                           bool sliced, bool has_experts) {
+LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape,
+                           const StageSpec& spec) {
   const std::int64_t rows = shape.rows();
-  attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape), choice));
+  attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape), spec.attention));
   qkv = carver.take<Half>(rows * sizes.qkv_width);
   hidden = carver.take<Half>(rows * sizes.hidden);
   attended = carver.take<Half>(rows * sizes.query_width);
   dot_products = carver.take<float>(rows * sizes.heads);
-  if (!sliced) keys_gradient = carver.take<float>(2 * values_after(rows, sizes.key_width));
-  if (has_experts) experts = ExpertScratch(carver, sizes, rows);
+  if (!spec.sliced) keys_gradient = carver.take<float>(2 * values_after(rows, sizes.key_width));
+  if (fuses_bias_gradients(spec)) {
+    bias_sums = carver.take<float>(padded(sizes.qkv_width) + 2 * padded(sizes.hidden) + padded(sizes.up_width));
+  }
+  if (spec.contents.expert_layers > 0) experts = ExpertScratch(carver, sizes, rows);
 }
 
 QkvShape Layer::qkv_shape(const LayerKeys& keys) const {
@@ -100,8 +104,12 @@ void Layer::mlp_forward(const Forward& pass) const {
   const std::int64_t h = sizes.hidden;
   const Element element = linear.element;
   Stream& stream = linear.stream;
-  linear.forward(inputs.up, weight(at.up), n, sizes.up_width, h, kept.pre);
-  activate(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
+  if (fuses_gelu(spec)) {
+    linear.forward_gelu(inputs.up, weight(at.up), weight(at.up_bias), n, sizes.ffn, h, kept.pre, inputs.down);
+  } else {
+    linear.forward(inputs.up, weight(at.up), n, sizes.up_width, h, kept.pre);
+    activate(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
+  }
   if (out == nullptr) return;
   linear.forward(inputs.down, weight(at.down), n, h, sizes.ffn, out);
   sum_over_group(out, n * h);
@@ -140,19 +148,29 @@ void Layer::forward(const Forward& pass) const {
   complete_forward(pass);
 }
 
+// In I; see GemmChoice.
+void Layer::add_bias_gradient(const Half* gradient, std::int64_t width, std::int64_t bias,
+                              float* weight_gradients) const {
+  if (bias < 0 || fuses_bias_gradients(spec)) return;
+  add_column_sums(linear.stream, linear.element, gradient, shape.rows(), width, weight_gradients + bias);
+}
+
 // Writes the gradient of the MLP's input to scratch.hidden.
 void Layer::mlp_input_gradient(const Backward& pass) const {
   const auto& [keys, kept, inputs, gradients, scratch, weight_gradients, out, not_finite] = pass;
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
-  const Element element = linear.element;
-  Stream& stream = linear.stream;
-  // With a gate, the gradient of the activation's output goes to the right half of `up`.
-  if (at.down_bias >= 0) add_column_sums(stream, element, gradients.down, n, h, weight_gradients + at.down_bias);
-  linear.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
-                        sizes.up_width);
-  activate_gradient(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, gradients.up);
-  if (at.up_bias >= 0) add_column_sums(stream, element, gradients.up, n, sizes.up_width, weight_gradients + at.up_bias);
+  add_bias_gradient(gradients.down, h, at.down_bias, weight_gradients);
+  if (fuses_gelu(spec)) {
+    linear.input_gradient_gelu(gradients.down, weight(at.down), kept.pre, n, h, sizes.ffn, gradients.up);
+  } else {
+    // With a gate, the gradient of the activation's output goes to the right half of `up`.
+    linear.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
+                          sizes.up_width);
+    activate_gradient(linear.stream, linear.element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn,
+                      gradients.up);
+  }
+  add_bias_gradient(gradients.up, sizes.up_width, at.up_bias, weight_gradients);
   linear.input_gradient(gradients.up, weight(at.up), n, sizes.up_width, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
 }
@@ -175,7 +193,7 @@ void Layer::attention_input_gradient(const Backward& pass) const {
                 of(at.norm2_bias));
 
   // Attention.
-  if (at.output_bias >= 0) add_column_sums(stream, element, gradients.output, n, h, of(at.output_bias));
+  add_bias_gradient(gradients.output, h, at.output_bias, weight_gradients);
   linear.input_gradient(gradients.output, weight(at.output), n, h, q, scratch.attended, q);
   const AttentionSizes attention = attention_sizes(sizes, shape);
   row_dot_products(attention, element, inputs.output, scratch.attended, scratch.dot_products, stream);
@@ -201,7 +219,7 @@ void Layer::attention_input_gradient(const Backward& pass) const {
   merge_qkv_gradients(stream, element, qkv_shape(keys), keys_gradient,
                       in_rows ? nullptr : keys_gradient + values_after(shape.sequences * keys.tokens, sizes.key_width),
                       gradients.qkv);
-  if (at.qkv_bias >= 0) add_column_sums(stream, element, gradients.qkv, n, all, of(at.qkv_bias));
+  add_bias_gradient(gradients.qkv, all, at.qkv_bias, weight_gradients);
   linear.input_gradient(gradients.qkv, weight(at.qkv), n, all, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient(stream, element, scratch.hidden, kept.input, gradients.output,
@@ -234,7 +252,7 @@ void Layer::input_gradient(const Backward& pass) const {
 }
 
 void Layer::weight_gradient_part(LayerPart part, const LayerInputs& inputs, const LayerGradients& gradients,
-                                 float* weight_gradients) const {
+                                 const LayerScratch& scratch, float* weight_gradients) const {
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   if (part == LayerPart::experts && kind == LayerKind::experts) {
@@ -242,18 +260,31 @@ void Layer::weight_gradient_part(LayerPart part, const LayerInputs& inputs, cons
                                                 weight_gradients);
   }
   if (part != LayerPart::attention) return;
-  linear.weight_gradient(gradients.qkv, inputs.qkv, n, sizes.qkv_width, h, weight_gradients + at.qkv);
-  linear.weight_gradient(gradients.output, inputs.output, n, h, sizes.query_width, weight_gradients + at.output);
-  if (kind == LayerKind::experts) {
-    return expert_mlp().router_weight_gradient(inputs.up, gradients.experts, weight_gradients);
+  VectorSums owed{};  // gradients of biases that are in bias_sums
+  std::size_t count = 0;
+  float* sums = scratch.bias_sums;
+  const auto of_matrix = [&](const Half* gradient, std::int64_t outputs, const Half* input, std::int64_t width,
+                             std::int64_t matrix, std::int64_t bias) {
+    float* const into = weight_gradients + matrix;
+    if (bias < 0 || sums == nullptr) return linear.weight_gradient(gradient, input, n, outputs, width, into);
+    owed.at(count++) =
+        linear.weight_and_bias_gradient(gradient, input, n, outputs, width, into, weight_gradients + bias, sums);
+    sums += padded(outputs);
+  };
+  of_matrix(gradients.qkv, sizes.qkv_width, inputs.qkv, h, at.qkv, at.qkv_bias);
+  of_matrix(gradients.output, h, inputs.output, sizes.query_width, at.output, at.output_bias);
+  if (kind == LayerKind::dense) {
+    of_matrix(gradients.up, sizes.up_width, inputs.up, h, at.up, at.up_bias);
+    of_matrix(gradients.down, h, inputs.down, sizes.ffn, at.down, at.down_bias);
   }
-  linear.weight_gradient(gradients.up, inputs.up, n, sizes.up_width, h, weight_gradients + at.up);
-  linear.weight_gradient(gradients.down, inputs.down, n, h, sizes.ffn, weight_gradients + at.down);
+  add_vectors(linear.stream, owed);
+  if (kind == LayerKind::experts) expert_mlp().router_weight_gradient(inputs.up, gradients.experts, weight_gradients);
 }
 
-void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const {
+void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, const LayerScratch& scratch,
+                            float* weight_gradients) const {
   for (const LayerPart part : {LayerPart::attention, LayerPart::experts}) {
-    weight_gradient_part(part, inputs, gradients, weight_gradients);
+    weight_gradient_part(part, inputs, gradients, scratch, weight_gradients);
   }
 }
 

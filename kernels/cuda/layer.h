@@ -23,7 +23,8 @@ struct LayerActivations {
   float* log_sums = nullptr;     // [heads, n], or by sequence: see AttentionForward
   Half* middle = nullptr;        // [n, h], input of the second norm and residual
   float* statistics2 = nullptr;  // [n, 2]
-  Half* pre = nullptr;           // [n, f] or [n, 2f], input of the activation function, without bias, of a dense layer
+  Half* pre = nullptr;           // [n, f] or [n, 2f], input of the activation of a dense layer, without bias unless
+                                 // fuses_gelu()
   ExpertActivations experts;
 
   void carve_input(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows);
@@ -54,16 +55,23 @@ struct LayerGradients {
   void carve(BlockCarver& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows);
 };
 
+// Whether GemmEpilogues apply: see GemmChoice.
+inline bool fuses_gelu(const StageSpec& spec) { return spec.gemms == GemmChoice::cublaslt && !spec.model.gated; }
+inline bool fuses_bias_gradients(const StageSpec& spec) {
+  const Transformer& model = spec.model;
+  return spec.gemms == GemmChoice::cublaslt && (model.qkv_bias || model.projection_bias || model.mlp_bias);
+}
+
 // Scratch that all layers use in turn.
 struct LayerScratch {
-  LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, AttentionChoice choice,
-               bool sliced, bool has_experts);
+  LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, const StageSpec& spec);
   std::byte* attention = nullptr;
   Half* qkv = nullptr;             // [n, q + 2w], forward
   Half* hidden = nullptr;          // [n, h], backward
   Half* attended = nullptr;        // [n, q], backward
   float* dot_products = nullptr;   // [heads, n], backward
   float* keys_gradient = nullptr;  // [2, n w], backward, if not sliced; see values_after
+  float* bias_sums = nullptr;      // of the outputs of all GEMMs, one after the other, with fuses_bias_gradients
   ExpertScratch experts;
 };
 
@@ -124,7 +132,8 @@ struct Layer {
   // Stops before the last matrix multiplication if `out` is null, as recomputation does.
   void forward(const Forward& pass) const;
   void input_gradient(const Backward& pass) const;
-  void weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const;
+  void weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, const LayerScratch& scratch,
+                       float* weight_gradients) const;
 
   // The same in parts (Stage::run_part). `complete_forward` follows the forward parts: it adds the results of experts,
   // and computes the next norm.
@@ -132,7 +141,7 @@ struct Layer {
   void complete_forward(const Forward& pass) const;
   void input_gradient_part(LayerPart part, const Backward& pass) const;
   void weight_gradient_part(LayerPart part, const LayerInputs& inputs, const LayerGradients& gradients,
-                            float* weight_gradients) const;
+                            const LayerScratch& scratch, float* weight_gradients) const;
 
  private:
   const Half* weight(std::int64_t offset) const { return offset < 0 ? nullptr : weights + offset; }
@@ -155,6 +164,7 @@ struct Layer {
   void mlp_forward(const Forward& pass) const;
   void attention_input_gradient(const Backward& pass) const;
   void mlp_input_gradient(const Backward& pass) const;
+  void add_bias_gradient(const Half* gradient, std::int64_t width, std::int64_t bias, float* weight_gradients) const;
 };
 
 }  // namespace sluice::kernels::cuda

@@ -2,17 +2,20 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/buffers.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/device.h"
+#include "kernels/gemm_library.h"
 
 namespace sluice::kernels::cuda {
 
-// The matrix multiplications of a linear layer without bias, enqueued on a stream. Weights are [outputs, inputs]. All
-// matrices are dense, except where a stride, the distance between rows in elements, is given. Do nothing without rows.
+// The matrix multiplications of a linear layer, enqueued on a stream. Weights are [outputs, inputs]. All matrices are
+// dense, except where a stride, the distance between rows in elements, is given. Do nothing without rows.
 struct Linear {
   Element element;
   Device& device;
   Stream& stream;
+  GemmLibrary* library = nullptr;  // null: none
 
   // out [rows, outputs] = x [rows, inputs] x weights^T. x_stride 0: dense.
   void forward(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
@@ -25,6 +28,18 @@ struct Linear {
   // gradient [outputs, inputs] += dout^T x, in float32. x_stride 0: dense.
   void weight_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
                        float* gradient, std::int64_t x_stride = 0) const;
+
+  // With an epilogue where the library supports it, else with kernels of our own.
+  // pre [rows, outputs] = x weights^T + bias, and out = gelu(pre) in the tanh approximation; bias may be null.
+  void forward_gelu(const Half* x, const Half* weights, const Half* bias, std::int64_t rows, std::int64_t outputs,
+                    std::int64_t inputs, Half* pre, Half* out) const;
+  // dpre [rows, inputs] = dout [rows, outputs] x weights * gelu'(pre).
+  void input_gradient_gelu(const Half* dout, const Half* weights, const Half* pre, std::int64_t rows,
+                           std::int64_t outputs, std::int64_t inputs, Half* dpre) const;
+  // Also adds the sums of the columns of dout to bias_gradient [outputs], or writes them to `sums` [outputs] and
+  // returns the addition that the caller owes.
+  VectorSum weight_and_bias_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
+                                     std::int64_t inputs, float* gradient, float* bias_gradient, float* sums) const;
 };
 
 }  // namespace sluice::kernels::cuda

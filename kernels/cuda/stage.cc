@@ -116,8 +116,7 @@ class CudaStage final : public Stage {
       Kept recomputed;           // of one layer
     };
     OpScratch(BlockCarver& carver, const CudaStage& stage, const SliceShape& shape)
-        : layer(carver, stage.sizes_, shape, stage.spec_.attention, stage.spec_.sliced,
-                stage.spec_.contents.expert_layers > 0) {
+        : layer(carver, stage.sizes_, shape, stage.spec_) {
       const std::int64_t n = shape.rows();
       const RankSizes& sizes = stage.sizes_;
       if (stage.has_rotary()) {
@@ -164,7 +163,10 @@ class CudaStage final : public Stage {
   Gradients gradients_of(const SliceCall& call, int layer) const;
   Head head_of(const SliceCall& call) const;  // without tensors in a stage without a head
 
-  Linear linear_of(const SliceCall& call) const { return {element_, *call.device, *call.stream}; }
+  Linear linear_of(const SliceCall& call) const {
+    return {element_, *call.device, *call.stream,
+            spec_.gemms == GemmChoice::cublaslt ? call.device->gemm_library() : nullptr};
+  }
   // The numbers of rows of a layer with experts, in SliceCall::on_host.
   std::int32_t* rows_on_host(const SliceCall& call, int layer) const {
     const int index = layer - (spec_.contents.layers - spec_.contents.expert_layers);
@@ -499,7 +501,7 @@ void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
     }
     layer.input_gradient({keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
                           gradient_of(call, scratch, i - 1, weights_too), flag_of(call, i)});
-    if (weights_too) layer.weight_gradient(saved.inputs, gradients, floats(call.gradients));
+    if (weights_too) layer.weight_gradient(saved.inputs, gradients, scratch.layer, floats(call.gradients));
   }
   end_gradient(call, scratch, weights_too);
 }
@@ -528,7 +530,7 @@ void CudaStage::run_part(const SliceCall& call, const StagePart& part) const {
   LayerGradients gradients = weights_too ? scratch.of(kind_of(i)).gradients : gradients_of(call, i).others;
   gradients.down = read_gradient_of(call, scratch, i, weights_too);
   if (part.pass == PartPass::weight_gradient) {
-    return layer.weight_gradient_part(part.part, saved.inputs, gradients, floats(call.gradients));
+    return layer.weight_gradient_part(part.part, saved.inputs, gradients, scratch.layer, floats(call.gradients));
   }
   layer.input_gradient_part(part.part,
                             {keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
@@ -556,7 +558,7 @@ void CudaStage::weight_gradient(SliceCall& call) const {
   for (int i = spec_.contents.layers - 1; i >= 0; --i) {
     const Gradients gradients = gradients_of(call, i);
     const LayerInputs inputs = spec_.recompute ? gradients.inputs : kept(call, i).inputs;
-    layer_of(call, i, scratch).weight_gradient(inputs, gradients.others, floats(call.gradients));
+    layer_of(call, i, scratch).weight_gradient(inputs, gradients.others, scratch.layer, floats(call.gradients));
   }
   if (spec_.contents.head) head_weight_gradient(call);
 }

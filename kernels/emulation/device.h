@@ -39,8 +39,11 @@ struct EmulatedDeviceSpec {
   bool peer_access = true;
   // The task of the device, counted from 1 over all streams, that fails; 0: none.
   std::int64_t fails_at = 0;
-  Counters* counters = nullptr;           // may be null; outlives the device
-  AttentionLibrary* attention = nullptr;  // likewise
+  // May be null; outlive the device.
+  Counters* counters = nullptr;
+  AttentionLibrary* attention = nullptr;
+  // Makes the gemm_library of the device; empty: none.
+  std::function<std::unique_ptr<GemmLibrary>()> gemms;
 };
 std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec);
 

@@ -132,7 +132,7 @@ struct DeviceStageState {
   std::vector<std::unique_ptr<DeviceKeyBuffers>> keys;                   // [microbatch]
 };
 
-// One tensor-parallel rank with all stages, as Rank of training_run.cc.
+// One tensor-parallel rank with all stages, as HostRank of training_run.cc.
 class DeviceRank {
  public:
   DeviceRank(const TrainingCase& training, const Matrices& weights, Device& device, int tensor_rank, StreamGroup* group)
@@ -326,7 +326,8 @@ class DeviceRank {
 
 }  // namespace
 
-TrainingResult run_on_devices(const TrainingCase& training, const Matrices& weights) {
+TrainingResult run_on_devices(const TrainingCase& training, const Matrices& weights,
+                              const std::function<void(Device&)>& inspect) {
   TrainingResult result;
   Board board(training.tensor_parallel);
   std::mutex mutex;
@@ -340,6 +341,7 @@ TrainingResult run_on_devices(const TrainingCase& training, const Matrices& weig
       rank.train();
       const std::lock_guard lock(mutex);
       rank.collect(result);
+      if (inspect) inspect(*device);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -58,9 +58,10 @@ struct StageState {
 };
 
 // One tensor-parallel rank with all stages.
-class Rank {
+class HostRank {
  public:
-  Rank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group, ExpertGroup* experts)
+  HostRank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group,
+           ExpertGroup* experts)
       : training_(training), group_(group), experts_(experts), batch_(training.batch()) {
     for (const StageSpec& spec : training.stage_specs(tensor_rank)) make_stage(spec, weights);
   }
@@ -267,7 +268,8 @@ std::vector<StageSpec> TrainingCase::stage_specs(int tensor_rank) const {
                                                    .tensor_rank = tensor_rank,
                                                    .expert_parallel = expert_parallel,
                                                    .recompute = recompute,
-                                                   .sliced = slices.size() > 1});
+                                                   .sliced = slices.size() > 1,
+                                                   .gemms = gemms});
     if (head_shares_embedding) spec.contents.tied_copy = false;
     first_layer += contents.layers;
   }
@@ -332,7 +334,7 @@ void run_in_parts(const Stage& stage, SliceCall& call, bool forward) {
 TrainingResult run(const TrainingCase& training, const Matrices& weights) {
   TrainingResult result;
   if (training.tensor_parallel == 1) {
-    Rank rank(training, weights, 0, nullptr, nullptr);
+    HostRank rank(training, weights, 0, nullptr, nullptr);
     rank.train();
     rank.collect(result);
     return result;
@@ -345,7 +347,7 @@ TrainingResult run(const TrainingCase& training, const Matrices& weights) {
     threads.emplace_back([&, t] {
       ThreadGroup group(board, t);
       ThreadExpertGroup experts(mail, t);
-      Rank rank(training, weights, t, &group, training.expert_parallel > 1 ? &experts : nullptr);
+      HostRank rank(training, weights, t, &group, training.expert_parallel > 1 ? &experts : nullptr);
       rank.train();
       const std::lock_guard lock(mutex);
       rank.collect(result);
