@@ -315,13 +315,14 @@ correctness() {
   step any doctor-text 60 "$sluice" doctor
   if has gpu_test "the tests of kernels and devices"; then
     local part devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*'
-    for part in devices="$devices" flash='*Flash*-GpuCudnn*' kernels="-$devices:*Flash*:GpuCudnn*"; do
+    for part in devices="$devices" flash='*Flash*-GpuCudnn*' kernels="-$devices:*Flash*:GpuCudnn*:*CublasLt*"; do
       step tests "gpu-tests-${part%%=*}" 120 "$(program gpu_test)" --gtest_filter="${part#*=}"
     done
   fi
 
   if [ -x "$(program gpu_test)" ]; then
     gpu_step tests gpu-tests-cudnn 90 "$(program gpu_test)" --gtest_filter='GpuCudnn*'
+    gpu_step tests gpu-tests-cublaslt 90 "$(program gpu_test)" --gtest_filter='GpuCublasLt*:*CublasLtStages*'
   fi
 
   # Losses of the same model on the CPU in float32, on partitions and streams in bfloat16, and over NCCL. GEMMs of different
@@ -348,6 +349,11 @@ correctness() {
     step json "attention-$choice" 60 "$sluice" "${run[@]}" --attention "$choice"
   done
   same_losses_step attention-losses attention-cudnn attention-flash 2e-2
+  # GEMMs with and without epilogues.
+  for choice in cublas cublaslt; do
+    step json "gemms-$choice" 60 "$sluice" "${run[@]}" --gemms "$choice"
+  done
+  same_losses_step gemms-losses gemms-cublaslt gemms-cublas 2e-2
 
   if has exec_test "the tests of NCCL's communicators"; then
     step tests nccl-tests 60 "$(program exec_test)" --gtest_filter='Nccl*'
@@ -411,6 +417,11 @@ speed() {
   if [ ${#attention[@]} -gt 0 ]; then
     gpu_step times cudnn-attention 60 "${attention[1]}" --benchmark_filter='^cudnn/' --benchmark_out_format=json \
       --benchmark_out="$results/cudnn-attention.json"
+  fi
+
+  if [ ${#layers[@]} -gt 0 ]; then
+    gpu_step times cublaslt-layers 60 "${layers[1]}" --benchmark_filter='^layer/gpt(_cublaslt)?/tokens:4096/context:0/' \
+      --benchmark_out_format=json --benchmark_out="$results/cublaslt-layers.json"
   fi
 
   # One forward, one backward and one weight gradient of a layer, after the launches that measure the peak.

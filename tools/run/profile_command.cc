@@ -79,8 +79,7 @@ int profile_command(const ProfileOptions& options) {
   try {
     RunPlace place(options.place, ranks);
     const Scenario scenario = options.flags->scenario();
-    const RunPlan plan(options.flags->spec(scenario, place.kernels(), place.attention()),
-                       options.flags->schedule(scenario, 1));
+    const RunPlan plan(options.flags->spec(scenario, place), options.flags->schedule(scenario, 1));
     const RunPlan* const plans[] = {&plan};
     const TokenSource tokens = options.flags->tokens(plan);
     const ProfilingSpec spec = profiling_spec(plans, options.profiling, place, tokens);
@@ -88,7 +87,7 @@ int profile_command(const ProfileOptions& options) {
     place.open(plan);
     const Profile profile = measured_profile(spec, plan.layout(), place);
     if (!place.first()) return kDone;
-    place.print_attention_notes();
+    place.print_library_notes();
     if (!options.output.empty()) write_file_whole(options.output, to_json_text(profile));
     if (options.json) {
       fmt::print("{}", to_json_text(profile));

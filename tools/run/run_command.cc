@@ -337,7 +337,7 @@ int run_command(const RunOptions& options) {
     check_output("--trace", options.trace);
     const Scenario scenario = options.flags->scenario();
     RunPlace place(options.place, ranks);
-    const RunPlan plan(options.flags->spec(scenario, place.kernels(), place.attention()),
+    const RunPlan plan(options.flags->spec(scenario, place),
                        options.flags->schedule(scenario, batches_per_run(options)));
     const TokenSource tokens = options.flags->tokens(plan);
     if (place.first()) {
@@ -379,7 +379,7 @@ int run_command(const RunOptions& options) {
       std::_Exit(dynamic_cast<const InputError*>(&failure) != nullptr ? kWrongInput : kInternalError);
     }
     if (!place.first()) return kDone;
-    place.print_attention_notes();
+    place.print_library_notes();
     write_trace(options, plan, report);
     if (options.json) {
       fmt::print("{}\n", report_json(plan, report, place.transport_name()).dump(2));

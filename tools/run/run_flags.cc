@@ -294,10 +294,11 @@ void RunFlags::print_weave_note(const RunPlan& plan) const {
   print_message(fmt::format("note: --weave (/parallelism/weave) has no effect: {}", why));
 }
 
-RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels, AttentionChoice attention) const {
-  RunSpec spec{.model = *scenario.model, .kernels = kernels};
-  spec.attention = attention;
-  spec.precision = precision_of(values_->precision, kernels != nullptr);
+RunSpec RunFlags::spec(const Scenario& scenario, const RunPlace& place) const {
+  RunSpec spec{.model = *scenario.model, .kernels = place.kernels()};
+  spec.attention = place.attention();
+  spec.gemms = place.gemms();
+  spec.precision = precision_of(values_->precision, spec.kernels != nullptr);
   spec.data_parallel = scenario.training.dp;
   spec.tensor_parallel = scenario.training.tp;
   spec.expert_parallel = scenario.training.ep;

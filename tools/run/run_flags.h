@@ -13,6 +13,7 @@
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/run/run_place.h"
 
 namespace sluice::tools {
 
@@ -35,9 +36,8 @@ class RunFlags {
   void print_ignored(std::string_view command) const;
   // Prints one line on standard error if a weave is given, but no block of the plan is woven, with the reason.
   void print_weave_note(const RunPlan& plan) const;
-  // `kernels` of devices, or null for the CPU. Throws InputError for a precision that the backend does not support.
-  RunSpec spec(const Scenario& scenario, const DeviceKernels* kernels = nullptr,
-               AttentionChoice attention = AttentionChoice::flash) const;
+  // Throws InputError for a precision that the backend does not support.
+  RunSpec spec(const Scenario& scenario, const RunPlace& place) const;
   // `batches` is the number of batches for families without a flush, unless the scenario specifies it.
   Schedule schedule(const Scenario& scenario, int batches) const;
   // Returns the tokens of --data, or synthetic ones.

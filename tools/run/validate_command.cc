@@ -51,7 +51,7 @@ struct ValidateOptions {
 struct Case {
   Case(const RunFlags& flags, const RunPlace& place, const std::string& schedule, bool unsliced)
       : scenario(flags.scenario(schedule, unsliced)),
-        plan(flags.spec(scenario, place.kernels(), place.attention()), flags.schedule(scenario, kBatches)),
+        plan(flags.spec(scenario, place), flags.schedule(scenario, kBatches)),
         tokens(flags.tokens(plan)),
         name(names_file(scenario.schedule) ? std::filesystem::path(scenario.schedule).stem().string()
                                            : plan.schedule().family()) {}
@@ -213,7 +213,7 @@ int validate_command(const ValidateOptions& options) {
     warn_of_shared_cores(place, plan.layout().size());
     const TrialReport trials = run_cases(cases, options, place, !table);
     if (!place.first()) return kDone;
-    place.print_attention_notes();
+    place.print_library_notes();
     if (!table) table = table_of(trials.profile, plan);
     return report_validations(options, cases, place, *table, trials);
   } catch (...) {
