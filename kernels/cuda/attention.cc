@@ -133,6 +133,7 @@ void attention_backward(const AttentionBackward& call, Device& device, Stream& s
                   device, stream);
     }
   }
+  row_dot_products(call.shape, call.element, call.out, call.out_gradient, call.dot_products, stream);
   if (uses_flash(call.choice, call.shape, device)) {
     flash_attention_backward(call, device, stream);
   } else {

@@ -47,11 +47,13 @@ struct AttentionBackward {
   // If not null, which requires flash_fits and a slice that has all tokens: gradients of keys and values are written
   // here in 16 bits, in rows like those of queries_gradient, the values after the keys.
   void* key_rows_gradient = nullptr;
-  void* out = nullptr;                  // of the forward pass, which may have to run again; only for libraries
-  float* log_sums = nullptr;            // likewise
-  const void* out_gradient = nullptr;   // [rows, query_width], dense
-  const float* dot_products = nullptr;  // [heads, rows]: sum over head_dim of out x out_gradient (row_dot_products)
-  void* queries_gradient = nullptr;     // 16-bit, written; rows are queries_gradient_stride elements apart
+  void* out = nullptr;                 // of the forward pass, which may have to run again
+  float* log_sums = nullptr;           // likewise
+  const void* out_gradient = nullptr;  // [rows, query_width], dense
+  // [heads, rows]: sum over head_dim of out x out_gradient; scratch of attention_backward, computed by row_dot_products
+  // for the kernels.
+  float* dot_products = nullptr;
+  void* queries_gradient = nullptr;  // 16-bit, written; rows are queries_gradient_stride elements apart
   std::int64_t queries_gradient_stride = 0;
   std::byte* scratch = nullptr;
 };
@@ -64,7 +66,7 @@ std::int64_t attention_scratch_bytes(const AttentionSizes& shape, AttentionChoic
 void attention_forward(const AttentionForward& call, Device& device, Stream& stream);
 void attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 
-// Computes AttentionBackward::dot_products.
+// Computes AttentionBackward::dot_products, which flash_attention_backward and gemm_attention_backward read.
 void row_dot_products(const AttentionSizes& shape, Element element, const void* out, const void* out_gradient,
                       float* dot_products, Stream& stream);
 

@@ -196,7 +196,6 @@ void Layer::attention_input_gradient(const Backward& pass) const {
   add_bias_gradient(gradients.output, h, at.output_bias, weight_gradients);
   linear.input_gradient(gradients.output, weight(at.output), n, h, q, scratch.attended, q);
   const AttentionSizes attention = attention_sizes(sizes, shape);
-  row_dot_products(attention, element, inputs.output, scratch.attended, scratch.dot_products, stream);
   // Without slices, flash attention and libraries write all gradients to the fused rows.
   const bool in_rows = !spec.sliced && spec.attention != AttentionChoice::gemm &&
                        flash_fits(attention, linear.device.compute_capability());

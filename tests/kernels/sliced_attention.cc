@@ -122,7 +122,7 @@ class OnDevice {
   void run(AttentionNumbers& results, AttentionNumbers& gradients) {
     std::vector<Kept> kept(of_.slices.size());
     for (std::size_t i = of_.first_run; i < of_.slices.size(); ++i) kept[i] = forward(i, results);
-    for (std::size_t i = of_.slices.size(); i-- > of_.first_run;) backward(i, kept[i], results, gradients);
+    for (std::size_t i = of_.slices.size(); i-- > of_.first_run;) backward(i, kept[i], gradients);
     if (!of_.in_rows) read_gradients(gradients);
     for (const auto& memory : memory_) EXPECT_TRUE(memory->intact());
   }
@@ -233,22 +233,14 @@ class OnDevice {
                                                      : cuda::attention_scratch_bytes(of, of_.choice));
   }
 
-  void backward(std::size_t slice, const Kept& kept, const AttentionNumbers& results, AttentionNumbers& gradients) {
+  void backward(std::size_t slice, const Kept& kept, AttentionNumbers& gradients) {
     const AttentionSizes of = shape(slice);
-    const int d = of_.head_dim;
-    std::vector<double> products(static_cast<std::size_t>(of.rows() * of.heads));
-    for_each_row(slice, [&](int sequence, int token, std::size_t row) {
-      for (int i = 0; i < of.heads * d; ++i) {
-        products[static_cast<std::size_t>(i / d) * static_cast<std::size_t>(of.rows()) + row] +=
-            results.out.row(sequence, token)[i] * inputs_.out.row(sequence, token)[i];
-      }
-    });
     // Rows as in the fused gradient of queries, keys and values: columns beside those of the queries must not change.
     constexpr double kUntouched = 4711;
     const std::int64_t stride = of.query_width() + 2 * of.key_width();
     const std::vector<double> untouched(static_cast<std::size_t>(of.rows() * stride), kUntouched);
     const DeviceMemory& queries_gradient = put(of_.element, untouched);
-    const DeviceMemory& products_there = put(Element::float32, products);
+    const DeviceMemory& dot_products = room(of.rows() * of.heads * 4);
     cuda::attention_backward(
         {.choice = of_.choice,
          .shape = of,
@@ -260,7 +252,7 @@ class OnDevice {
          .out = kept.out->data(),
          .log_sums = reinterpret_cast<float*>(kept.log_sums->data()),
          .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
-         .dot_products = reinterpret_cast<const float*>(products_there.data()),
+         .dot_products = reinterpret_cast<float*>(dot_products.data()),
          .queries_gradient = queries_gradient.data(),
          .queries_gradient_stride = stride,
          .scratch = scratch(of).data()},

@@ -6,12 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/attention.h"
 #include "kernels/device_kernels.h"
+#include "kernels/emulation/block.h"
 #include "kernels/emulation/device.h"
 #include "tests/kernels/library_attention.h"
 #include "tests/kernels/sliced_attention.h"
@@ -76,6 +78,15 @@ TEST_F(CudnnAttention, SequencesGroupsAndRowsOfGradients) {
   }
   EXPECT_EQ(fake_cudnn_state().executed, 12);
   EXPECT_THAT(library_->notes(), ElementsAre());
+}
+
+TEST_F(CudnnAttention, RunsWithoutKernelsOfOurs) {
+  const AttentionCase of = by_cudnn({.head_dim = 64, .heads = 2, .slices = {16}, .in_rows = true});
+  AttentionNumbers results(of);
+  AttentionNumbers gradients(of);
+  const std::int64_t before = kernels::emulation::kernel_work().grids;
+  device_attention(of, attention_inputs(of), *device_, results, gradients);
+  EXPECT_EQ(kernels::emulation::kernel_work().grids, before);
 }
 
 TEST_F(CudnnAttention, SlicesAfterAPrefix) {
