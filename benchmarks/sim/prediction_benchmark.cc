@@ -5,7 +5,9 @@
 
 #include <string>
 
+#include "model/cost/analytic.h"
 #include "model/cost/uniform.h"
+#include "model/cost/woven_blocks.h"
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/memory.h"
@@ -79,6 +81,36 @@ void family_to_result(benchmark::State& state) {
   state.counters["peak_MiB"] = static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
+// A mixture of experts on H100s, whose joint blocks are woven of parts on two lanes: with the costs of its model, and
+// the communication of every rank that compute hides.
+void parts_to_result(benchmark::State& state, const char* name, int chunks) {
+  const Transformer model = read_hf_config(SLUICE_SOURCE_DIR "/examples/models/qwen3-30b-a3b/config.json");
+  Training training;
+  training.pp = 16;
+  training.dp = training.ep = 8;
+  training.sequence_length = 4096;
+  FamilyParams params = params_for({name, training.pp, chunks, 1, 4}, state.range(0));
+  params.shape.slice_lengths = {training.sequence_length};
+  std::int64_t vertices = 0;
+  for (auto _ : state) {
+    const Schedule schedule = make_schedule(find_family(name), params);
+    const AnalyticCost cost(model, training, split_layers(model, schedule.num_stages(), {}, 0, 0),
+                            load_cluster("dgx-h100", 16), load_software("megatron-lm"));
+    const PlainFootprint footprint;
+    const OpGraph graph = lower(schedule, {.footprint = &footprint});
+    const Timeline timeline = simulate(graph, price(graph, cost));
+    const Metrics metrics = measure(graph, timeline);
+    const auto memory = memory_over_time(graph, timeline, false);
+    const auto communication = WovenBlocks(graph, cost).by_rank();
+    benchmark::DoNotOptimize(metrics.makespan);
+    benchmark::DoNotOptimize(memory.front().peak_bytes);
+    benchmark::DoNotOptimize(communication.front().exposed_s);
+    vertices = graph.size();
+  }
+  state.counters["vertices/s"] = benchmark::Counter(
+      static_cast<double>(vertices) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
 // Each step separately, on 1F1B with 10^6 vertices.
 template <typename Step>
 void one_step(benchmark::State& state, Step&& step) {
@@ -137,6 +169,8 @@ BENCHMARK(family_to_result)
     ->Name("family_to_result/1f1b")
     ->MinTime(3)  // several rounds of the largest, as the first one includes page faults
     ->Complexity(benchmark::oN);
+BENCHMARK_CAPTURE(parts_to_result, combined_1f1b, "combined-1f1b", 3)->Arg(1'000'000)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(parts_to_result, dualpipe, "dualpipe", 0)->Arg(1'000'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_make_and_check)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_lower)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_price)->Unit(benchmark::kMillisecond);
