@@ -14,7 +14,7 @@ namespace sluice::exec {
 namespace {
 
 // All kernels load vectors of 16 bytes at most, and buffers of a stage are aligned to more.
-constexpr std::uint32_t kGemmAlignment = 16;
+constexpr std::size_t kGemmAlignment = 16;
 
 CublasLtType lt_type(Element element) {
   switch (element) {
@@ -212,7 +212,7 @@ class CublasLtLibrary final : public CublasLtGemms {
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     for (const auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      prefer(name, kGemmAlignment);
+      prefer(name, std::uint32_t{kGemmAlignment});
     }
     cublasLtMatmulHeuristicResult_t result{};
     int found = 0;

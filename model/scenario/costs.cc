@@ -53,6 +53,8 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages)
     : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
+  // The ranks of a schedule file may be more than those of the scenario, without --pp one.
+  if (scenario_.cluster) scenario_.cluster->use_for(scenario_.training.world_size());
   scenario_.microbatches = schedule.num_microbatches();
   if (scenario_.model) split_model(schedule, stages);
   make_cost(schedule);

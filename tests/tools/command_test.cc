@@ -281,6 +281,14 @@ TEST(Schedule, FilesOfEveryFamilyRoundTripAndSimulateTheSame) {
   }
 }
 
+TEST(Simulate, HasAsManyNodesAsTheRanksOfAScheduleFile) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  ASSERT_EQ(run_sluice(words("schedule 1f1b --pp 4 --microbatches 8 -o " + file)).exit_code, 0);
+  const std::string flags = "--model llama3-8b --cluster dgx-h100 --dp 8 --mbs 1 --seq-length 4096 --schedule " + file;
+  EXPECT_EQ(simulated(flags), simulated(flags + " --pp 4"));
+}
+
 TEST(Simulate, TwoRunsAreByteIdentical) {
   const std::vector<std::string> line = words("simulate --schedule zb-v --pp 4 --microbatches 9 --uniform f=1,b=2,w=1");
   EXPECT_EQ(run_sluice(line).out, run_sluice(line).out);
