@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
+#include "model/cost/op_classes.h"
 #include "model/errors.h"
 #include "model/graph/links.h"
 
@@ -21,18 +20,15 @@ constexpr double kLongestNanoseconds = 4e18;
 // Prices by class: ops of one kind, shape and slice take the same time on stages with the same contents.
 class Pricing {
  public:
-  Pricing(const OpGraph& graph, const CostModel& cost) : graph_(graph), schedule_(graph.schedule()), cost_(cost) {
-    for (const MicrobatchShape& shape : schedule_.shapes()) {
-      shape_offset_.push_back(slices_);
-      slices_ += static_cast<std::size_t>(shape.num_slices());
-    }
-    const std::size_t classes = slices_ * static_cast<std::size_t>(schedule_.num_stages());
-    compute_.assign(4 * classes, kUnpriced);
-    recompute_.assign(classes, kUnpriced);
-    transfer_.assign(2 * classes * static_cast<std::size_t>(schedule_.num_routes()), kUnpriced);
-    for (int stage = 0; stage < schedule_.num_stages(); ++stage) alike_.push_back(cost_.alike(stage));
-    joint_.resize(schedule_.num_ranks());
-  }
+  Pricing(const OpGraph& graph, const CostModel& cost)
+      : graph_(graph),
+        schedule_(graph.schedule()),
+        cost_(cost),
+        classes_(schedule_, cost),
+        compute_(classes_.count(), kUnpriced),
+        recompute_(classes_.count(), kUnpriced),
+        transfer_(classes_.count() * static_cast<std::size_t>(schedule_.num_routes()), kUnpriced),
+        joint_(classes_.count()) {}
 
   Prices run(const LinkSharing* sharing) {
     Prices prices;
@@ -62,21 +58,6 @@ class Pricing {
                                      [&](const Vertex& vertex) { return is_data_collective(graph_, vertex); });
     for (int rank = 0; reduces && rank < schedule_.num_ranks(); ++rank) links.push_back({rank, rank});
     return cost_.sharing(links);
-  }
-
-  // Duration of a joint block; ranks repeat the same pairing, so the last result is usually the right one.
-  struct Joint {
-    using Key = std::tuple<std::size_t, std::size_t, OpKind>;  // price classes of F and B, and the kind of B
-    Key key{~std::size_t{0}, ~std::size_t{0}, OpKind::B};
-    Duration duration{};
-  };
-
-  std::size_t class_of(const Vertex& vertex) const { return class_of(vertex, vertex.stage); }
-  // Of ops that take as long.
-  std::size_t price_class_of(const Vertex& vertex) const { return class_of(vertex, alike_[vertex.stage]); }
-  std::size_t class_of(const Vertex& vertex, int stage) const {
-    const auto offset = shape_offset_[schedule_.shape_index(vertex.microbatch)];
-    return static_cast<std::size_t>(stage) * slices_ + offset + static_cast<std::size_t>(vertex.slice);
   }
 
   // Queries the cost model. A transfer takes the time for which it occupies its lane.
@@ -110,15 +91,14 @@ class Pricing {
     const Vertex& vertex = graph_[v];
     Duration* known = nullptr;
     switch (vertex.kind) {
-      case VertexKind::compute:
-        known = &compute_[4 * price_class_of(vertex) + static_cast<std::size_t>(vertex.op)];
-        break;
-      case VertexKind::recompute: known = &recompute_[price_class_of(vertex)]; break;
-      case VertexKind::joint: return joint(v);
+      case VertexKind::compute: known = &compute_[classes_.of(vertex)]; break;
+      case VertexKind::recompute: known = &recompute_[classes_.of(vertex)]; break;
+      case VertexKind::joint:
+        return joint_.find(classes_.of(vertex), classes_.of(graph_.joint_partner(vertex)),
+                           [&] { return rounded(seconds(v), v); });
       case VertexKind::transfer: {
         const auto route = static_cast<std::size_t>(schedule_.route(vertex.microbatch));
-        const std::size_t classes = slices_ * static_cast<std::size_t>(schedule_.num_stages());
-        known = &transfer_[2 * (route * classes + class_of(vertex)) + (vertex.op == OpKind::F ? 0 : 1)];
+        known = &transfer_[route * classes_.count() + classes_.on_its_stage(vertex)];
         break;
       }
       case VertexKind::collective:
@@ -134,18 +114,6 @@ class Pricing {
     const Vertex& second = graph_.joint_partner(first);
     if (first.op == OpKind::F) return {first, second};
     return {second, first};
-  }
-
-  Duration joint(VertexId v) {
-    const auto [forward, backward] = halves(v);
-    Joint& last = joint_[graph_.rank_of(v)];
-    const Joint::Key key(price_class_of(forward), price_class_of(backward), backward.op);
-    if (last.key != key) {
-      const auto [found, added] = known_joints_.try_emplace(key, Duration{0});
-      if (added) found->second = rounded(seconds(v), v);
-      last = {key, found->second};
-    }
-    return last.duration;
   }
 
   // Queries every vertex again only if the times are short.
@@ -170,14 +138,11 @@ class Pricing {
   const OpGraph& graph_;
   const Schedule& schedule_;
   const CostModel& cost_;
-  std::vector<std::size_t> shape_offset_;
-  std::vector<int> alike_;
-  std::size_t slices_ = 0;  // over all shapes
+  OpClasses classes_;
   std::vector<Duration> compute_;
   std::vector<Duration> recompute_;
   std::vector<Duration> transfer_;
-  std::vector<Joint> joint_;  // by rank
-  std::map<Joint::Key, Duration> known_joints_;
+  ClassPairs<Duration> joint_;
 };
 
 }  // namespace

@@ -1,14 +1,9 @@
 #include "model/cost/woven_blocks.h"
 
-#include <utility>
-
 namespace sluice::model {
 
-WovenBlocks::WovenBlocks(const OpGraph& graph, const CostModel& cost) : graph_(graph), cost_(cost) {}
-
-WovenBlocks::OpClass WovenBlocks::class_of(const Vertex& vertex) const {
-  return {cost_.alike(vertex.stage), graph_.schedule().shape_index(vertex.microbatch), vertex.slice, vertex.op};
-}
+WovenBlocks::WovenBlocks(const OpGraph& graph, const CostModel& cost)
+    : graph_(graph), cost_(cost), classes_(graph.schedule(), cost), known_(classes_.count()) {}
 
 WovenBlock WovenBlocks::query(const Vertex& vertex) const {
   const Schedule& schedule = graph_.schedule();
@@ -31,17 +26,15 @@ WovenBlock WovenBlocks::query(const Vertex& vertex) const {
 const WovenBlock& WovenBlocks::of(VertexId v) {
   static const WovenBlock kNone;
   const Vertex& vertex = graph_[v];
-  OpClass partner{-1, 0, 0, OpKind::F};
+  // What has no partner is numbered behind the classes.
+  std::size_t partner = classes_.count();
   switch (vertex.kind) {
     case VertexKind::compute: break;
-    case VertexKind::recompute: std::get<0>(partner) = -2; break;
-    case VertexKind::joint: partner = class_of(graph_.joint_partner(vertex)); break;
+    case VertexKind::recompute: ++partner; break;
+    case VertexKind::joint: partner = classes_.of(graph_.joint_partner(vertex)); break;
     default: return kNone;
   }
-  const std::pair key(class_of(vertex), partner);
-  const auto [found, added] = known_.try_emplace(key);
-  if (added) found->second = query(vertex);
-  return found->second;
+  return *known_.find(classes_.of(vertex), partner, [&] { return &blocks_.emplace_back(query(vertex)); });
 }
 
 std::vector<WovenBlocks::Communication> WovenBlocks::by_rank() {

@@ -1,11 +1,11 @@
 // Public header.
 #pragma once
 
-#include <map>
-#include <tuple>
+#include <deque>
 #include <vector>
 
 #include "model/cost/cost_model.h"
+#include "model/cost/op_classes.h"
 #include "model/graph/op_graph.h"
 
 namespace sluice::model {
@@ -27,14 +27,13 @@ class WovenBlocks {
   std::vector<Communication> by_rank();
 
  private:
-  // Stage, shape, slice and kind of an op.
-  using OpClass = std::tuple<int, std::size_t, int, OpKind>;
-  OpClass class_of(const Vertex& vertex) const;
   WovenBlock query(const Vertex& vertex) const;
 
   const OpGraph& graph_;
   const CostModel& cost_;
-  std::map<std::pair<OpClass, OpClass>, WovenBlock> known_;
+  OpClasses classes_;
+  std::deque<WovenBlock> blocks_;  // which stay where they are
+  ClassPairs<const WovenBlock*> known_;
 };
 
 }  // namespace sluice::model

@@ -30,6 +30,9 @@ TEST(ExpertParameters, AreThePublishedTotals) {
   const Transformer v3 = example("deepseek-v3/config.json");
   EXPECT_EQ(parameters(v3), 671'026'419'200 - 58 * 256);
   EXPECT_EQ(active_parameters(v3), parameters(v3) - 58 * 248 * 3 * std::int64_t{7168} * 2048);
+  // A token reaches at most three devices of eight (arXiv:2405.04434, 2.2.2) or four nodes of eight (arXiv:2412.19437).
+  EXPECT_EQ(std::pair(v2.experts.groups, v2.experts.groups_per_token), std::pair(8, 3));
+  EXPECT_EQ(std::pair(v3.experts.groups, v3.experts.groups_per_token), std::pair(8, 4));
   EXPECT_EQ(parameters(example("qwen3-30b-a3b/config.json")), 30'532'122'624);
   // The model card has 116.83 billion: 114.71 in MLPs, 0.96 in attention, 1.16 in embedding and head; 5.13 of them
   // active, without the embedding. Its checkpoint has 36 (128 + 64) more: routers' biases and attention sinks.
