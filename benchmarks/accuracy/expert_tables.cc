@@ -173,7 +173,7 @@ TableScore score_mlperf_experts(const CsvTable& table) {
       const auto shortest = std::min_element(others.begin(), others.end(),
                                              [](const auto& a, const auto& b) { return a.measured_s < b.measured_s; });
       add("iteration time, with the fixed time of one GB200 row",
-          row.predicted_s + shortest->measured_s - shortest->predicted_s);
+          fit_correction({&*shortest, 1}, CorrectionTerms::fixed).at(row.predicted_s).seconds);
     }
     if (others.size() > 1) {
       add("iteration time, calibrated on all other GB200 rows", fit_correction(others).at(row.predicted_s).seconds);

@@ -1,5 +1,7 @@
 #include "sim/calibration/correction_fit.h"
 
+#include <fmt/format.h>
+
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
@@ -24,6 +26,22 @@ struct Line {
   Eigen::Matrix2d inverse;  // of the normal matrix
 };
 
+// Least squares of 1 - predicted / measured = fixed / measured.
+Line fit_fixed(std::span<const PredictedAndMeasured> rows) {
+  double numerator = 0;
+  double denominator = 0;
+  for (const auto& [predicted, measured] : rows) {
+    numerator += (measured - predicted) / (measured * measured);
+    denominator += 1 / (measured * measured);
+  }
+  Line line;
+  line.fixed_s = numerator / denominator;
+  for (const auto& [predicted, measured] : rows) line.squares += std::pow((predicted + line.fixed_s) / measured - 1, 2);
+  line.inverse.setZero();
+  line.inverse(1, 1) = 1 / denominator;
+  return line;
+}
+
 Line fit_line(std::span<const PredictedAndMeasured> rows, bool with_fixed) {
   const Eigen::Index n = std::ssize(rows);
   const Eigen::Index k = with_fixed ? 2 : 1;
@@ -46,7 +64,7 @@ Line fit_line(std::span<const PredictedAndMeasured> rows, bool with_fixed) {
 }
 
 // Without the held-out error.
-Correction fit_once(std::span<const PredictedAndMeasured> rows) {
+Correction fit_once(std::span<const PredictedAndMeasured> rows, CorrectionTerms terms) {
   if (rows.empty()) throw InputError("calibrate: expected at least one measured iteration");
   double least = rows[0].predicted_s;
   double most = least;
@@ -55,10 +73,18 @@ Correction fit_once(std::span<const PredictedAndMeasured> rows) {
     least = std::min(least, row.predicted_s);
     most = std::max(most, row.predicted_s);
   }
-  const bool apart = rows.size() > 1 && most >= least_spread(rows.size()) * least;
-  Line line = fit_line(rows, apart);
+  const bool apart =
+      terms == CorrectionTerms::automatic && rows.size() > 1 && most >= least_spread(rows.size()) * least;
+  Line line = terms == CorrectionTerms::fixed ? fit_fixed(rows) : fit_line(rows, apart);
   // A negative time has no meaning.
-  if (apart && (line.scale <= 0 || line.scale * least + line.fixed_s <= 0)) line = fit_line(rows, false);
+  if (line.scale <= 0 || line.scale * least + line.fixed_s <= 0) {
+    if (terms == CorrectionTerms::fixed) {
+      throw InputError(fmt::format(
+          "calibrate: the fixed time is {:.3g} s, but a predicted iteration takes only {:.3g} s: fit a scale instead",
+          line.fixed_s, least));
+    }
+    line = fit_line(rows, false);
+  }
 
   const double degrees = static_cast<double>(rows.size()) - line.parameters;
   const double squares = line.squares + kUsualWeight * kUsualDeviation * kUsualDeviation;
@@ -74,22 +100,22 @@ Correction fit_once(std::span<const PredictedAndMeasured> rows) {
 
 }  // namespace
 
-Correction fit_correction(std::span<const PredictedAndMeasured> rows) {
-  Correction out = fit_once(rows);
+Correction fit_correction(std::span<const PredictedAndMeasured> rows, CorrectionTerms terms) {
+  Correction out = fit_once(rows, terms);
   double squares = 0;
-  const std::vector<double> errors = left_out_errors(rows);
+  const std::vector<double> errors = left_out_errors(rows, terms);
   for (const double error : errors) squares += error * error;
   if (!errors.empty()) out.held_out = std::sqrt(squares / static_cast<double>(errors.size()));
   return out;
 }
 
-std::vector<double> left_out_errors(std::span<const PredictedAndMeasured> rows) {
+std::vector<double> left_out_errors(std::span<const PredictedAndMeasured> rows, CorrectionTerms terms) {
   std::vector<double> out;
   if (rows.size() < 2) return out;
   for (std::size_t left = 0; left < rows.size(); ++left) {
     std::vector<PredictedAndMeasured> others(rows.begin(), rows.end());
     others.erase(others.begin() + static_cast<std::ptrdiff_t>(left));
-    out.push_back(fit_once(others).at(rows[left].predicted_s).seconds / rows[left].measured_s - 1);
+    out.push_back(fit_once(others, terms).at(rows[left].predicted_s).seconds / rows[left].measured_s - 1);
   }
   return out;
 }

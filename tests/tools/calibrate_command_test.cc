@@ -229,8 +229,26 @@ TEST_F(Calibrate, FitsLinksToTimedCollectives) {
   EXPECT_NEAR(link.at("collective_efficiency").at("value").get<double>(), 2e11 / 3e11, 0.03);
 }
 
+TEST_F(Calibrate, OneMeasurementGivesTheTermThatIsAskedFor) {
+  const double measured = predicted_s("--gbs 32") + 0.25;
+  const std::string csv = write("one.csv", fmt::format("gbs,mbs,iteration_s\n32,1,{:.9f}\n", measured));
+  const std::string file = folder_.path("one.calibration.json");
+  for (const auto& [flag, expected] : {std::pair(std::string(" --fit fixed"), predicted_s("--gbs 64") + 0.25),
+                                       {" --fit scale", predicted_s("--gbs 64") * measured / (measured - 0.25)},
+                                       {"", predicted_s("--gbs 64") * measured / (measured - 0.25)}}) {
+    ASSERT_EQ(run(csv + " -o " + file + flag + " " + kScenario).exit_code, 0);
+    const CommandResult result =
+        run_sluice(words("simulate --json --gbs 64 --mbs 1 --calibration " + file + " " + kScenario));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NEAR(json::parse(result.out).at("calibration").at("iteration_s").get<double>(), expected, 1e-6) << flag;
+  }
+}
+
 TEST_F(Calibrate, ErrorsAreOneLineWithTheLocation) {
   const std::string csv = write("t.csv", "gbs,iteration_s\n8,1\n16,2\n");
+  EXPECT_THAT(error_of(csv + " --fit line " + kScenario), HasSubstr("--fit"));
+  EXPECT_THAT(error_of(csv + " --constants software/issue_s --fit fixed " + kScenario),
+              HasSubstr("--fit has no effect on --constants"));
   EXPECT_THAT(error_of(folder_.path("none.csv")), HasSubstr("none.csv"));
   EXPECT_THAT(error_of(write("empty.csv", "")), HasSubstr("empty.csv: expected a header"));
   EXPECT_THAT(error_of(write("rows.csv", "gbs,iteration_s\n") + " " + kScenario),

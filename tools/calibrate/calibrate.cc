@@ -24,6 +24,10 @@ void check_ignored(const CatalogueRequest& request) {
   }
 }
 
+void check_no_terms(const CatalogueRequest& request, const char* what) {
+  if (request.terms) throw InputError(fmt::format("calibrate: --fit has no effect on {}", what));
+}
+
 }  // namespace
 
 std::string calibrate(const CatalogueRequest& request, const CalibrationScenario& scenario) {
@@ -33,9 +37,13 @@ std::string calibrate(const CatalogueRequest& request, const CalibrationScenario
     if (!base.empty()) {
       throw InputError("calibrate: --scenario and the flags of a scenario have no effect on kernel times");
     }
+    check_no_terms(request, "kernel times");
     return calibrate_kernel_times(request);
   }
-  if (measures_kernels_or_links(request.tables.front())) return calibrate_kernels_and_links(request);
+  if (measures_kernels_or_links(request.tables.front())) {
+    check_no_terms(request, "timed kernels and collectives");
+    return calibrate_kernels_and_links(request);
+  }
   const std::string folder = ScenarioFlags::folder_of(scenario.file);
   const bool has_model =
       base.contains("model") && (base.at("model").is_string() || base.at("model").contains("num_layers"));
@@ -44,9 +52,13 @@ std::string calibrate(const CatalogueRequest& request, const CalibrationScenario
     throw InputError(
         "calibrate: --scenario and the flags of a scenario have no effect: each file has its own (FILE=...)");
   }
-  if (!request.constants.empty()) return calibrate_constants(request, base, folder);
+  if (!request.constants.empty()) {
+    check_no_terms(request, "--constants");
+    return calibrate_constants(request, base, folder);
+  }
   CorrectionRequest correction{.measured = request.tables,
                                .ignored = request.ignored,
+                               .terms = request.terms.value_or(CorrectionTerms::automatic),
                                .skip = scenario.skip,
                                .output = request.output,
                                .json = request.json};

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "model/input/csv.h"
+#include "sim/calibration/correction_fit.h"
 
 namespace sluice::tools {
 
@@ -27,7 +29,8 @@ struct CatalogueRequest {
   std::vector<std::string> constants;  // names; "name@2": for the second table only; "name=0.9": prior value
   std::vector<std::string> ignored;    // columns of tables of iterations
   int folds = 10;
-  std::string output;  // kernels and links: a folder; constants: prefix of file names; empty: none
+  std::optional<CorrectionTerms> terms;  // of a correction; none: automatic
+  std::string output;                    // kernels and links: a folder; constants: prefix of file names; empty: none
   bool json = false;
 };
 

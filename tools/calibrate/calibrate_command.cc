@@ -15,17 +15,21 @@ namespace {
 struct CalibrateOptions {
   CatalogueRequest request;
   std::string scenario;
+  std::string fit;
   int skip = 2;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
 int calibrate_command(const CalibrateOptions& options) {
   const nlohmann::json base = options.flags->document(options.scenario);
-  const std::string text =
-      calibrate(options.request,
-                {.base = base, .file = options.scenario, .skip = options.skip, .of_log = [&](const std::string& log) {
-                   return options.flags->document(log);
-                 }});
+  CatalogueRequest request = options.request;
+  if (options.fit == "auto") request.terms = CorrectionTerms::automatic;
+  if (options.fit == "scale") request.terms = CorrectionTerms::scale;
+  if (options.fit == "fixed") request.terms = CorrectionTerms::fixed;
+  const std::string text = calibrate(
+      request, {.base = base, .file = options.scenario, .skip = options.skip, .of_log = [&](const std::string& log) {
+                  return options.flags->document(log);
+                }});
   fmt::print("{}", text);
   return kDone;
 }
@@ -39,6 +43,7 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "Examples:\n"
       "  sluice calibrate ours.csv --scenario ours.json -o ours.calibration.json\n"
       "  sluice calibrate mbs1.log=mbs1.json mbs2.log=mbs2.json -o ours.calibration.json\n"
+      "  sluice calibrate one.csv --scenario ours.json --fit fixed -o ours.calibration.json\n"
       "  sluice calibrate gemms.csv all_reduces.csv -o catalogue\n"
       "  sluice calibrate iterations.csv --scenario ours.json \\\n"
       "      --constants gpu/memory_efficiency,software/issue_s -o ours\n"
@@ -46,7 +51,8 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "      --constants gpu/gemm/peak_fraction,inter_node/collective_efficiency@2\n"
       "  sluice calibrate kernel_times.json -o kernels.json\n\n"
       "By default, it fits a scale and a fixed time to two or three measured iterations with different numbers of "
-      "microbatches. The input is CSV (iteration_ms or iteration_s besides pp, tp, dp, mbs, gbs, ...) or Megatron-LM "
+      "microbatches, and to one a scale; --fit decides otherwise. The input is CSV (iteration_ms or iteration_s "
+      "besides pp, tp, dp, mbs, gbs, ...) or Megatron-LM "
       "logs ('elapsed time per iteration (ms)'). A log that prints its arguments needs no scenario, only --cluster; "
       "with "
       "one they must match. 'sluice simulate "
@@ -76,6 +82,11 @@ Subcommand add_calibrate_command(CLI::App& app) {
       ->add_option("--constants", options->request.constants,
                    "Constants to fit to measured iterations, as a,b,c (default: fit a scale and a fixed time)")
       ->delimiter(',');
+  command
+      ->add_option("--fit", options->fit,
+                   "What is fitted to measured iterations: a scale, a fixed time that predictions lack, or both as the "
+                   "measurements allow (default: auto)")
+      ->check(CLI::IsMember({"auto", "scale", "fixed"}));
   command
       ->add_option("--ignore-columns", options->request.ignored,
                    "Columns of tables of iterations to ignore, as a,b,c (default: source, comment, note, notes, name; "

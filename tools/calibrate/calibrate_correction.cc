@@ -111,8 +111,9 @@ std::string correction_text(const std::vector<Measurement>& rows, const Correcti
 }
 
 // Fits the correction. Throws InputError if it is so far from 1 that a file with it is invalid.
-Correction fitted(const std::vector<Measurement>& rows, std::span<const PredictedAndMeasured> times) {
-  Correction correction = fit_correction(times);
+Correction fitted(const std::vector<Measurement>& rows, std::span<const PredictedAndMeasured> times,
+                  CorrectionTerms terms) {
+  Correction correction = fit_correction(times, terms);
   if (!(correction.scale >= 1e-3 && correction.scale <= 1e3)) {
     throw InputError(
         fmt::format("calibrate: the measured times are {:.3g} times the predicted ones, expected 0.001 to 1000 times: "
@@ -157,8 +158,8 @@ std::string calibrate_correction(const CorrectionRequest& request, const nlohman
   check_any_measured(request.measured, rows.size());
   std::vector<PredictedAndMeasured> times;
   for (const Measurement& row : rows) times.push_back(row.times);
-  const Correction correction = fitted(rows, times);
-  const std::vector<double> left_out = left_out_errors(times);
+  const Correction correction = fitted(rows, times, request.terms);
+  const std::vector<double> left_out = left_out_errors(times, request.terms);
   if (!request.output.empty()) write_file_whole(request.output, to_json_text(correction));
   if (!request.json) return correction_text(rows, correction, left_out, request.output);
   nlohmann::ordered_json out = nlohmann::ordered_json::parse(to_json_text(correction));

@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "model/namespaces.h"
+#include "sim/calibration/correction_fit.h"
 
 namespace sluice::tools {
 
 struct CorrectionRequest {
   std::vector<std::string> measured;  // tables and logs; "FILE=scenario.json"
   std::vector<std::string> ignored;   // columns of the tables
-  int skip = 2;                       // number of leading iterations of a log to ignore
+  CorrectionTerms terms = CorrectionTerms::automatic;
+  int skip = 2;  // number of leading iterations of a log to ignore
   // Returns the scenario of a log that prints its arguments; empty: `base` is that of all files without their own.
   std::function<nlohmann::json(const std::string& log)> scenario_of_log;
   std::string output;  // empty: none

@@ -52,6 +52,26 @@ TEST(Correction, FitsOnlyAScaleToOneMeasurementOrToEqualOnes) {
   EXPECT_NEAR(interval.high_s / interval.seconds - 1, 2.920 * 0.01 * std::sqrt(2), 1e-5);
 }
 
+TEST(Correction, FitsTheTermsThatAreAskedFor) {
+  const Correction fixed = fit_correction(Rows{{10, 12}}, CorrectionTerms::fixed);
+  EXPECT_EQ(fixed.scale, 1);
+  EXPECT_DOUBLE_EQ(fixed.fixed_s, 2);
+  EXPECT_DOUBLE_EQ(fixed.at(20).seconds, 22);
+  // Without a residual, as above: 2.920 x 0.01 of the measurement, and of a fixed time as uncertain as 12 s are.
+  EXPECT_NEAR(fixed.at(20).high_s - 22, 2.920 * 0.01 * std::hypot(22, 12), 1e-4);
+  // Least squares of (10 + f) / 12 - 1 and (20 + f) / 24 - 1: f (1 / 12^2 + 1 / 24^2) = 2 / 12^2 + 4 / 24^2.
+  EXPECT_NEAR(fit_correction(Rows{{10, 12}, {20, 24}}, CorrectionTerms::fixed).fixed_s, 2.4, 1e-12);
+  EXPECT_NEAR(left_out_errors(Rows{{10, 12}, {20, 24}}, CorrectionTerms::fixed)[0], 14.0 / 12 - 1, 1e-12);
+
+  const Correction scale = fit_correction(on_line(1.1, 3, {2, 4, 8}), CorrectionTerms::scale);
+  EXPECT_EQ(scale.fixed_s, 0);
+  EXPECT_GT(scale.scale, 1.1);
+  EXPECT_EQ(error_of([] {
+              fit_correction(Rows{{1, 2}, {9, 3}}, CorrectionTerms::fixed);
+            }),
+            "calibrate: the fixed time is -1.15 s, but a predicted iteration takes only 1 s: fit a scale instead");
+}
+
 TEST(Correction, FixedTimeIsNegativeIfTheMeasurementsHaveOne) {
   const Correction found = fit_correction(on_line(2, -2, {2, 4, 8}));
   EXPECT_NEAR(found.scale, 2, 1e-12);
