@@ -11,7 +11,8 @@ namespace {
 // Elements and rows on one device.
 struct ExpertSizes {
   double own;        // tokens that this rank routes
-  double sent;       // copies of them that are sent, and the number received
+  double sent;       // copies of them that are sent, with padding
+  double most;       // copies that the busiest rank receives
   double come;       // copies that this rank's experts process: also those of the ranks that have their other parts
   double delivered;  // of them, before they are copied to several experts of this rank
   double scores;     // of the router
@@ -47,8 +48,9 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   const Experts& experts = model.experts;
   ExpertSizes e{};
   e.own = s.rows / training.tp;
-  e.sent = e.own * experts.per_token;
-  e.come = e.sent * training.etp * (training.ep > 1 ? training.expert_imbalance : 1);
+  e.sent = e.own * experts.per_token * training.mean_expert_rows();
+  e.most = e.own * experts.per_token * training.most_expert_rows();
+  e.come = e.most * training.etp;
   e.delivered = copies_apart(training) ? e.come : e.come * expected_parts(experts, training.ep) / experts.per_token;
   e.scores = e.own * experts.count;
   e.mine = static_cast<double>(experts.count) / training.ep;
@@ -142,9 +144,7 @@ void add_ordering(Kernels& out, const Sizes& s, const ExpertSizes& e, std::strin
 void exchange_copies(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e,
                      std::string_view name, double element_bytes) {
   if (training.ep == 1) return;
-  out.push_back({.name = name,
-                 .kind = KernelClass::expert_all_to_all,
-                 .bytes = element_bytes * e.sent * s.hidden * training.expert_imbalance});
+  out.push_back({.name = name, .kind = KernelClass::expert_all_to_all, .bytes = element_bytes * e.most * s.hidden});
 }
 
 // Dispatches copies of tokens to their experts, in order, as the communication part `part`; `names` of the three

@@ -250,6 +250,11 @@ class MegatronImport {
       set("/model/moe_router_num_groups", *whole("moe-router-num-groups"));
       set("/model/moe_router_group_topk", *whole("moe-router-group-topk"));
     }
+    // Below 0: no token is dropped.
+    if (const auto factor = real("moe-expert-capacity-factor"); factor && *factor >= 0) {
+      set("/parallelism/moe_expert_capacity_factor", *factor);
+      if (has("moe-pad-expert-input-to-capacity")) set("/parallelism/moe_pad_expert_input_to_capacity", true);
+    }
     if (positive("expert-model-parallel-size").value_or(1) > 1) read_dispatcher();
   }
 

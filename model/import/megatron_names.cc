@@ -114,6 +114,8 @@ constexpr MegatronKey kMegatronKeys[] = {
     {"moe-hybridep-num-sms", whole},
     {"moe-router-num-groups", whole},
     {"moe-router-group-topk", whole},
+    {"moe-expert-capacity-factor", real},
+    {"moe-pad-expert-input-to-capacity", flag},
     {"overlap-moe-expert-parallel-comm", flag},
     {"use-transformer-engine-op-fuser", flag},
     {"cuda-graph-impl", text},
@@ -256,8 +258,6 @@ constexpr NotModeled kNotModeled[] = {
     {"standalone-embedding-stage"},
     {"decrease-batch-size-if-needed"},
     // Experts.
-    {"moe-expert-capacity-factor"},
-    {"moe-pad-expert-input-to-capacity"},
     {"moe-shared-expert-overlap"},
     {"moe-router-padding-for-fp8"},
     {"moe-router-padding-for-quantization"},

@@ -1,6 +1,7 @@
 #include "model/workload/layer_tensors.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace sluice::model {
 namespace {
@@ -120,9 +121,11 @@ class Tensors {
     const Experts& experts = model_.experts;
     const std::int64_t inputs = model_.mlp_inputs();
     const std::int64_t own = (s_.rows + training_.tp - 1) / training_.tp;
-    const std::int64_t sent = own * experts.per_token;
-    const std::int64_t come = sent * training_.etp;  // gathered from the ranks that have parts of the same experts
-    const std::int64_t width = sent * experts.ffn_hidden;
+    // Of the busiest rank; the choices of tokens number far less than 2^53.
+    const auto most = static_cast<std::int64_t>(
+        std::ceil(static_cast<double>(own * experts.per_token) * training_.most_expert_rows()));
+    const std::int64_t come = most * training_.etp;  // gathered from the ranks that have parts of the same experts
+    const std::int64_t width = most * experts.ffn_hidden;
     const std::int64_t shared = s_.rows * experts.shared_ffn_hidden / training_.tp;
     const RecomputeModules moe = by(RecomputeModule::experts);
     const RecomputeModules shared_too = moe | shared_experts;

@@ -33,10 +33,10 @@ using LayerTensors = boost::container::static_vector<LayerTensor, 48>;
 // The symbols of the formulas, for help texts.
 std::string_view tensor_symbols();
 
-// Returns the tensors of a layer for `rows` tokens, 16-bit unless stated, without scores. Experts are assumed to be
-// chosen evenly, so that a device receives as many rows as it sends: rows x per_token, of which the ranks of a tensor
-// group have 1/tp each. A layer of GELU experts also stores the activation's output before it is multiplied with the
-// router's probabilities, which fused SwiGLU kernels compute again.
+// Returns the tensors of a layer for `rows` tokens, 16-bit unless stated, without scores. Experts have the rows of the
+// busiest rank: rows x per_token x Training::most_expert_rows, of which the ranks of a tensor group have 1/tp each. A
+// layer of GELU experts also stores the activation's output before it is multiplied with the router's probabilities,
+// which fused SwiGLU kernels compute again.
 LayerTensors layer_tensors(const Transformer& model, const Training& training, LayerKind kind, std::int64_t rows);
 // Adds what a layer of multi-token prediction stores before its transformer layer: the inputs of both norms and the
 // dropout mask of the embedding, the inputs of the projection, and for W the gradient of its output. Recomputation

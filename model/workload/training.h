@@ -1,6 +1,7 @@
 // Public header.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -185,6 +186,10 @@ struct Training {
       false;  // tokens are dispatched in 8 bits with a 32-bit scale per 128, combined in 16 (DeepSeek-V3)
   int communication_sms = -1;   // that dispatch and combine occupy; -1: as many as the dispatcher takes by default
   double expert_imbalance = 1;  // tokens of the busiest expert-parallel rank over the mean
+  // Most rows of an expert over the mean, beyond which tokens are dropped (0: none is); padded, every expert has as
+  // many.
+  double expert_capacity = 0;
+  bool pads_experts = false;
   // World ranks in the order tensor, context, pipeline, data instead of tensor, context, data, pipeline, so that the
   // stages of a replica are close to each other (Megatron-LM's use-tp-pp-dp-mapping).
   bool pipeline_before_data = false;
@@ -194,6 +199,16 @@ struct Training {
   int dispatch_sms() const {
     if (communication_sms >= 0) return communication_sms;
     return token_dispatcher == TokenDispatcher::hybridep ? 16 : 20;
+  }
+  // Rows of the experts of the mean and of the busiest rank, over those of all tokens' choices spread evenly.
+  double mean_expert_rows() const {
+    if (expert_capacity == 0) return 1;
+    return pads_experts ? expert_capacity : std::min(1.0, expert_capacity);
+  }
+  double most_expert_rows() const {
+    const double load = ep > 1 ? expert_imbalance : 1;
+    if (expert_capacity == 0) return load;
+    return pads_experts ? expert_capacity : std::min(load, expert_capacity);
   }
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }
   // Number of ranks that have the same parameters and all-reduce their gradients: of experts, and of everything else.

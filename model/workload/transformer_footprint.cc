@@ -13,12 +13,13 @@ namespace {
 constexpr double kMaxSliceBytes = 1e18;
 
 // Rejects slices whose bytes could overflow, by an upper bound of all of them together, in floating point.
-void check_countable(const Transformer& model, bool scored, int layers, const MicrobatchShape& shape, int slice) {
+void check_countable(const Transformer& model, double expert_rows, bool scored, int layers,
+                     const MicrobatchShape& shape, int slice) {
   const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
   const double rows = tokens * shape.sequences;
   const double latents = 2.0 * model.latent.query_rank + 2.0 * model.latent.key_value_rank;
   const double experts =
-      model.experts.per_token * (model.hidden + (model.mlp_inputs() + 1.0) * model.experts.ffn_hidden) +
+      expert_rows * model.experts.per_token * (model.hidden + (model.mlp_inputs() + 1.0) * model.experts.ffn_hidden) +
       model.mlp_inputs() * (1.0 * model.experts.shared_ffn_hidden) + model.experts.count;
   const double width = model.hidden + static_cast<double>(model.query_width() + model.key_value_width()) +
                        static_cast<double>(model.mlp_inputs()) * model.ffn_hidden + latents + experts;
@@ -332,7 +333,8 @@ std::int64_t TransformerFootprint::split_width(const SliceSize& size) const {
 template <typename Out>
 void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& held = stages_[stage];
-  check_countable(model_, !training_.flash_attention, held.layers + held.mtp_layers, shape, slice);
+  check_countable(model_, std::max(1.0, training_.most_expert_rows()), !training_.flash_attention,
+                  held.layers + held.mtp_layers, shape, slice);
   const std::int64_t tokens = shape.slice_lengths[slice] / training_.cp;
   const SliceSize size{.tokens = tokens,
                        .rows = tokens * shape.sequences,

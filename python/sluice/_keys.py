@@ -52,6 +52,8 @@ class SizeKeys(TypedDict, total=False):
     fp8_dispatch: bool
     moe_communication_sms: int
     expert_imbalance: float
+    moe_expert_capacity_factor: float
+    moe_pad_expert_input_to_capacity: bool
     sequence_parallel: bool
     tp_comm_overlap: bool
     recompute: str

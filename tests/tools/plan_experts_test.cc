@@ -47,6 +47,40 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
               HasSubstr("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"));
 }
 
+TEST(PlanCommand, PrintsTheCapacityOfExperts) {
+  const auto flags = [](const std::string& more) {
+    const CommandResult result = run_sluice(words(
+        "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 256 --seq-length 4096 --tp 1 --pp 2 --ep 8 "
+        "--mbs 1 --schedule 1f1b --even-stages --top 1 --moe-expert-capacity-factor 1.25 " +
+        more));
+    return result.out + result.err;
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(flags(""), HasSubstr("--moe-expert-capacity-factor 1.25"));
+  EXPECT_THAT(flags(""), testing::Not(HasSubstr("--moe-pad-expert-input-to-capacity")));
+  EXPECT_THAT(flags("--moe-pad-expert-input-to-capacity"), HasSubstr("--moe-pad-expert-input-to-capacity"));
+  EXPECT_THAT(flags("--runs-on sluice"), HasSubstr("its router drops no tokens"));
+  EXPECT_THAT(flags("--runs-on torchtitan"), HasSubstr("it drops no tokens"));
+}
+
+TEST(SimulateCommand, RefusesCapacitiesWithoutEffect) {
+  const auto error_of = [](const std::string& flags) {
+    const CommandResult result = run_sluice(
+        words("simulate --cluster dgx-h100 --pp 2 --dp 8 --mbs 1 --microbatches 4 --seq-length 4096 " + flags));
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(error_of("--model qwen3-30b-a3b --ep 8 --moe-pad-expert-input-to-capacity"),
+              HasSubstr("--moe-pad-expert-input-to-capacity: requires moe_expert_capacity_factor"));
+  EXPECT_THAT(error_of("--model qwen3-30b-a3b --ep 8 --moe-expert-capacity-factor 1 --moe-token-dispatcher deepep"),
+              HasSubstr("--moe-expert-capacity-factor: requires moe_token_dispatcher alltoall"));
+  EXPECT_THAT(error_of("--model llama3-8b --moe-expert-capacity-factor 1"),
+              HasSubstr("--moe-expert-capacity-factor: requires a model with experts"));
+  EXPECT_THAT(error_of("--model qwen3-30b-a3b --moe-expert-capacity-factor 0"),
+              HasSubstr("--moe-expert-capacity-factor: expected a number from 0.001 to 1000"));
+}
+
 TEST(PlanCommand, RunsNoBiasesOfExperts) {
   const CommandResult result = run_sluice(
       words("plan --model gpt-oss-120b --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 "

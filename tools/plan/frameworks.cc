@@ -113,6 +113,7 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
              "its models have rotary embeddings, RMSNorm, SwiGLU and no biases");
   out.unless(!model.has_experts() || model.has_latent_attention() || model.qk_norm,
              "its models with experts have latent attention (deepseek_v3) or normalized queries and keys (qwen3)");
+  out.unless(base.training.expert_capacity == 0, "it drops no tokens");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
   out.unless(!traits_of(base.training.precision).narrow(), "its 8-bit linear layers are not modeled");
   out.unless(!base.training.tp_comm_overlap, "its asynchronous tensor parallelism is not modeled");
@@ -268,6 +269,7 @@ std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   Refusal out;
   out.unless(model.experts.groups <= 1, "its router does not limit tokens to groups of experts");
   out.unless(!model.has_experts() || !model.mlp_bias, "its kernels do not support biases of experts");
+  out.unless(base.training.expert_capacity == 0, "its router drops no tokens");
   out.unless(!model.has_latent_attention(), "its kernels do not support latent attention");
   out.unless(!model.qk_norm, "its kernels do not support normalized queries and keys");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");

@@ -39,6 +39,10 @@ void add_experts(const Transformer& model, const Training& training, Arguments& 
     out.add("--moe-router-group-topk", model.experts.groups_per_token);
   }
   out.add("--moe-shared-expert-gate", model.experts.shared_gate);
+  if (training.expert_capacity > 0) {
+    out.add("--moe-expert-capacity-factor", fmt::format("{}", training.expert_capacity));
+    out.add("--moe-pad-expert-input-to-capacity", training.pads_experts);
+  }
   if (model.experts.leading_dense > 0) {
     out.add("--moe-layer-freq",
             fmt::format("'([0]*{}+[1]*{})'", model.experts.leading_dense, model.layers - model.experts.leading_dense));

@@ -501,6 +501,38 @@ TEST(Dispatch, HierarchicalMovesFewerBytesBetweenNodes) {
   EXPECT_LT(forward(), 1.5 * hierarchical);
 }
 
+// Rows of the experts and bytes of the all-to-all on the busiest rank, over those of an even spread.
+TEST(Dispatch, CapacityLimitsWhatTheBusiestRankGets) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  struct Case {
+    int ep;
+    double imbalance, capacity;
+    bool pads;
+    double copied, most;
+  };
+  for (const Case& each :
+       {Case{8, 3, 0, false, 1, 3}, Case{8, 3, 1.25, false, 1, 1.25}, Case{8, 1.1, 1.25, false, 1, 1.1},
+        Case{8, 3, 0.5, false, 0.5, 0.5}, Case{8, 1, 1.5, true, 1.5, 1.5}, Case{8, 3, 1.5, true, 1.5, 1.5},
+        Case{1, 3, 1.5, false, 1, 1}, Case{1, 1, 1.5, true, 1.5, 1.5}}) {
+    Training training = training_of(1, 1, 8, each.ep);
+    training.expert_imbalance = each.imbalance;
+    training.expert_capacity = each.capacity;
+    training.pads_experts = each.pads;
+    double rows = 0;
+    double bytes = 0;
+    double copied = 0;
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
+      if (call.name == "experts in") rows = call.gemm.m * call.gemm.batch;
+      if (call.kind == KernelClass::expert_all_to_all) bytes += call.bytes;
+      if (call.name == "copies for experts") copied = call.bytes;
+    }
+    constexpr double kCopies = 8.0 * kTokens;
+    EXPECT_NEAR(rows, each.most * kCopies, 1e-6) << each.imbalance << " " << each.capacity << " " << each.ep;
+    EXPECT_NEAR(bytes, each.ep > 1 ? 2 * 2 * 2048 * each.most * kCopies : 0, 1e-3);
+    EXPECT_NEAR(copied, 2 * 2048 * (kTokens + each.copied * kCopies), 1e-3);
+  }
+}
+
 TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {
   const Transformer model = example("deepseek-v2/config.json");
   Training training = training_of(1, 1, 8, 8);

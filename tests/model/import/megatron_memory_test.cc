@@ -94,6 +94,16 @@ TEST(ImportMegatron, ReadsTheOverlapOfExperts) {
   EXPECT_EQ(combined.at("model").at("moe_router_num_groups"), 8);
   EXPECT_FALSE(
       imported("--overlap-moe-expert-parallel-comm --delay-wgrad-compute").at("parallelism").contains("weave"));
+  const Json capacity = import_megatron_line(kSmallModel +
+                                                 "--num-experts 8 --moe-expert-capacity-factor 1.25 "
+                                                 "--moe-pad-expert-input-to-capacity",
+                                             "line")
+                            .scenario.at("parallelism");
+  EXPECT_EQ(capacity.at("moe_expert_capacity_factor"), 1.25);
+  EXPECT_EQ(capacity.at("moe_pad_expert_input_to_capacity"), true);
+  const Json dropless = import_megatron_line(kSmallModel + "--num-experts 8 --moe-expert-capacity-factor -1", "line")
+                            .scenario.at("parallelism");
+  EXPECT_FALSE(dropless.contains("moe_expert_capacity_factor"));
   EXPECT_THROW(imported("--moe-flex-dispatcher-backend nccl"), InputError);
   EXPECT_THROW(import_megatron_line(kSmallModel + "--num-experts 8 --overlap-moe-expert-parallel-comm "
                                                   "--pipeline-model-parallel-size 2",

@@ -79,6 +79,26 @@ TEST(ExpertMemory, OfALayerIsThatOfItsKernelsInputs) {
   EXPECT_EQ(bytes.keys_values, 3 * 2 * n * 2048);
 }
 
+TEST(ExpertMemory, IsOfTheBusiestRank) {
+  const Transformer model = example("mixtral-8x7b/config.json");
+  const auto bytes_of = [&](double imbalance, double capacity, bool pads) {
+    Training training = expert_training_of(1, 1, 8, 8);
+    training.expert_imbalance = imbalance;
+    training.expert_capacity = capacity;
+    training.pads_experts = pads;
+    return TransformerFootprint(model, training, {{.layers = 2, .expert_layers = 2}})
+        .slice(0, {1, {4096}}, 0)
+        .activations_to_weight_gradient;
+  };
+  // Two layers, two experts per token: 16-bit inputs of 4096 and activations of 14336.
+  const std::int64_t rows = std::int64_t{2} * 2 * 2 * 4096 * (4096 + 14336);
+  const std::int64_t even = bytes_of(1, 0, false);
+  EXPECT_EQ(bytes_of(1.5, 0, false), even + rows / 2);
+  EXPECT_EQ(bytes_of(3, 1.25, false), even + rows / 4);
+  EXPECT_EQ(bytes_of(1, 1.25, false), even);
+  EXPECT_EQ(bytes_of(1, 1.25, true), even + rows / 4);
+}
+
 TEST(LatentMemory, StoresHeadsAndLatents) {
   // DeepSeek-V2's dense layer: queries and keys of 128 x 192, values and output of 128 x 128, latents of 1536 and 512
   // before and after their norms, and 64 elements of the keys' position.
