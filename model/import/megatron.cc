@@ -244,17 +244,13 @@ class MegatronImport {
       }
     }
     const std::int64_t tp = positive("tensor-model-parallel-size").value_or(1);
-    const std::int64_t of_expert = positive("expert-tensor-parallel-size").value_or(tp);
-    if (of_expert > 1) set("/parallelism/etp", of_expert);
+    if (const auto etp = positive("expert-tensor-parallel-size").value_or(tp); etp > 1) set("/parallelism/etp", etp);
     if (whole("moe-router-num-groups").value_or(0) > 0 && whole("moe-router-group-topk").value_or(0) > 0) {
       set("/model/moe_router_num_groups", *whole("moe-router-num-groups"));
       set("/model/moe_router_group_topk", *whole("moe-router-group-topk"));
     }
-    // Below 0: no token is dropped.
-    if (const auto factor = real("moe-expert-capacity-factor"); factor && *factor >= 0) {
-      set("/parallelism/moe_expert_capacity_factor", *factor);
-      if (has("moe-pad-expert-input-to-capacity")) set("/parallelism/moe_pad_expert_input_to_capacity", true);
-    }
+    const double capacity = real("moe-expert-capacity-factor").value_or(-1);  // below 0: no token is dropped
+    if (capacity >= 0) set("/parallelism/moe_expert_capacity_factor", capacity);
     if (positive("expert-model-parallel-size").value_or(1) > 1) read_dispatcher();
   }
 

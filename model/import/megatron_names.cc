@@ -115,7 +115,7 @@ constexpr MegatronKey kMegatronKeys[] = {
     {"moe-router-num-groups", whole},
     {"moe-router-group-topk", whole},
     {"moe-expert-capacity-factor", real},
-    {"moe-pad-expert-input-to-capacity", flag},
+    {"moe-pad-expert-input-to-capacity", flag, "/parallelism/moe_pad_expert_input_to_capacity"},
     {"overlap-moe-expert-parallel-comm", flag},
     {"use-transformer-engine-op-fuser", flag},
     {"cuda-graph-impl", text},

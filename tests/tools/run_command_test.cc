@@ -25,6 +25,7 @@
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
 #include "tests/support/trace_check.h"
+#include "tests/tools/runs.h"
 
 namespace sluice::test {
 namespace {
@@ -36,44 +37,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A model with steps of milliseconds, on four microbatches of 24 tokens.
-const std::string kRunModel =
-    "run --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 "
-    "--max-position-embeddings 24 "
-    "--position-embedding-type learned_absolute --mbs 1 ";
-const std::string kShort = kRunModel + "--seq-length 24 ";
-const std::string kTinyRun = kShort + "--microbatches 4 ";
-// With 4 experts per layer, of which each token passes 2, and shared ones.
-const std::string kExpertRun = kTinyRun +
-                               "--disable-bias-linear --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 20 "
-                               "--moe-shared-expert-intermediate-size 12 --moe-shared-expert-gate ";
-
 CommandResult run(const std::string& arguments) { return run_sluice(words(arguments)); }
-
-json run_json(const std::string& arguments) {
-  const CommandResult result = run(arguments + " --json");
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  return json::parse(result.out);
-}
-
-std::vector<double> losses_of_run(const json& document) {
-  std::vector<double> out;
-  for (const json& step : document.at("steps")) out.push_back(step.at("loss").get<double>());
-  return out;
-}
-
-// `before`: words before the command, such as a shell that sets a limit.
-CommandResult run_processes(int processes, const std::string& arguments, const std::vector<std::string>& before = {}) {
-  std::vector<std::string> all = {"-n", std::to_string(processes)};
-  all.insert(all.end(), before.begin(), before.end());
-  all.push_back(SLUICE_COMMAND);
-  for (const std::string& word : words(arguments)) all.push_back(word);
-  return test::run_program(
-      SLUICE_MPIEXEC, all,
-      {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
-       "OMPI_MCA_btl_base_warn_component_unused=0", "ASAN_OPTIONS=detect_leaks=0"});
-}
-bool has_mpi() { return !std::string(SLUICE_MPIEXEC).empty(); }
 
 TEST(RunCommand, ReportsLossesAndMetrics) {
   const json document = run_json(kTinyRun + "--steps 3 --pp 2");
@@ -266,40 +230,6 @@ TEST(RunCommand, ResumesWithOtherParallelSizes) {
   ASSERT_EQ(rest.size(), 2U);
   EXPECT_NEAR(rest[0], whole[2], 1e-9);
   EXPECT_NEAR(rest[1], whole[3], 1e-9);
-}
-
-// Weights and Adam moments after three steps depend on every gradient: processes and threads give the same bits.
-TEST(RunCommand, GivesTheSameResultOverMpi) {
-  if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
-  const TemporaryFolder folder;
-  const std::string by_threads = folder.path("threads.safetensors");
-  const std::string by_processes = folder.path("processes.safetensors");
-  struct Cut {
-    const char* flags;
-    int processes;
-    bool experts = false;
-  };
-  int tried = 0;
-  for (const Cut& cut :
-       {Cut{"--pp 2 --schedule zb-v", 2}, Cut{"--pp 2 --schedule dualpipe --recompute full", 2},
-        Cut{"--pp 2 --schedule interleaved-1f1b --vpp 2", 2}, Cut{"--pp 2 --schedule pipedream-2bw", 2},
-        Cut{"--pp 2 --tp 2 --schedule seq1f1b --slice-lengths 11,8,5", 4},
-        Cut{"--pp 2 --dp 2 --schedule zb-h1 --overlap-grad-reduce", 4},
-        Cut{"--pp 2 --dp 2 --ep 2 --schedule zb-h1 --overlap-grad-reduce", 4, true},
-        Cut{"--pp 2 --tp 2 --ep 2 --schedule seq1f1b --slice-lengths 11,8,5 --recompute full", 4, true},
-        Cut{"--pp 1 --dp 2 --tp 2 --ep 4", 4, true}, Cut{"--pp 2 --dp 2 --ep 2 --schedule dualpipe", 4, true},
-        Cut{"--pp 2 --tp 2 --ep 2 --schedule combined-1f1b --vpp 2 --weave whole-backward", 4, true}}) {
-    SCOPED_TRACE(cut.flags);
-    if (small_scope() && tried++ % 3 != 1) continue;  // also two with experts
-    const std::string arguments = (cut.experts ? kExpertRun : kTinyRun) + "--steps 3 " + cut.flags;
-    const std::vector<double> threads = losses_of_run(run_json(arguments + " --checkpoint " + by_threads));
-    const CommandResult result = run_processes(cut.processes, arguments + " --json --checkpoint " + by_processes);
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    const json document = json::parse(result.out);
-    EXPECT_EQ(document.at("transport"), "mpi");
-    EXPECT_EQ(losses_of_run(document), threads);
-    EXPECT_EQ(read_file(by_processes), read_file(by_threads));
-  }
 }
 
 // A scenario file may name graphs for predictions; they are no flags of runs.
