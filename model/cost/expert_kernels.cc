@@ -186,6 +186,8 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
   if (training.fused_grouped_mlp) {
     out.back().bytes += cast_bytes(training) * e.come * e.width;
   } else {
+    // PyTorch clamps either half and joins them (Megatron-LM's weighted_bias_quick_geglu_impl).
+    if (model.experts.clamp > 0) out.push_back(memory("clamp of experts", (4 + 4) * e.come * e.width_in, 3));
     out.push_back(memory("activation of experts", 2 * e.come * (e.width_in + e.width)));
     add_grouped_cast(out, training, "cast of input", traits.input, e, e.come * e.width);
   }
@@ -230,6 +232,7 @@ Kernels input_gradient(const Transformer& model, const Training& training, const
     out.back().bytes += e.come * ((2 + cast_bytes(training)) * e.width_in - 2 * e.width);
   } else {
     out.push_back(memory("d activation of experts", 2 * e.come * (e.width + 2 * e.width_in)));
+    if (model.experts.clamp > 0) out.push_back(memory("d clamp of experts", (6 + 4) * e.come * e.width_in, 3));
     add_grouped_cast(out, training, "cast of output gradient", traits.gradient, e, e.come * e.width_in);
   }
   out.push_back(grouped_rows(training, "d experts in", e, e.width_in, s.hidden, GemmPass::input_gradient));

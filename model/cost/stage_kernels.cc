@@ -193,7 +193,8 @@ Kernels recomputed_module_kernels(const Transformer& model, const Training& trai
     const bool repeated =
         (repeats(Module::norm) && is_one_of(call.name, {"norm 1", "norm 2"})) ||
         (repeats(Module::up_projection) && is_one_of(call.name, {"Q up", "KV up", "rotary, joined heads"})) ||
-        (!whole_mlp && repeats(Module::activation) && call.name == "activation of experts") ||
+        (!whole_mlp && repeats(Module::activation) &&
+         is_one_of(call.name, {"clamp of experts", "activation of experts"})) ||
         (!whole_mlp && repeats(Module::shared_experts) &&
          is_one_of(call.name, {"shared expert in", "activation of shared expert", "shared expert out"}));
     if (repeated) out.push_back(call);

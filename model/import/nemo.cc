@@ -32,6 +32,7 @@ constexpr NemoKey kNemoKeys[] = {
     {"num_layers_in_last_pipeline_stage", "decoder-last-pipeline-num-layers"},
     {"microbatch_group_size_per_vp_stage", "microbatch-group-size-per-virtual-pipeline-stage"},
     {"num_moe_experts", "num-experts"},
+    {"activation_func_clamp_value", "activation-func-clamp-value"},
     {"optimizer.optimizer_cpu_offload", "optimizer-cpu-offload"},
     {"optimizer.optimizer_offload_fraction", "optimizer-offload-fraction"},
     {"optimizer.overlap_cpu_optimizer_d2h_h2d", "overlap-cpu-optimizer-d2h-h2d"},

@@ -135,8 +135,12 @@ class Tensors {
     constexpr int kRouterBytes = 2 + 4 + 4 + 1 + 2 * 4;
     add("router", "19 n e / t", to_input_gradient, kRouterBytes * own * experts.count, moe);
     operand("inputs of the experts", "p n k h u / t", to_weight_gradient, come * model_.hidden, moe);
+    const bool clamped = experts.clamp > 0 && !training_.fused_grouped_mlp;
+    if (clamped) {
+      add("inputs of the experts' clamp", "2 n k i fe / t", to_input_gradient, 2 * inputs * width, moe);
+    }
     add("inputs of the experts' activation", "2 n k i fe / t, or 1 in 8 bits", to_input_gradient,
-        stored() * inputs * width, moe);
+        stored() * inputs * width, clamped ? by(RecomputeModule::experts, activation) : moe);
     // Before it is multiplied with the gate or with the router's probabilities.
     if (!model_.gated || unfused_gate()) {
       add("output of the experts' activation", "2 n k fe / t", to_input_gradient, 2 * width,

@@ -23,6 +23,7 @@ struct Experts {
   int ffn_hidden = 0;         // per expert
   int shared_ffn_hidden = 0;  // of the MLP beside them for every token (all shared experts together)
   bool shared_gate = false;   // a gate of h elements scales its output (Qwen2)
+  double clamp = 0;           // the inputs of the activation are clamped to this (GPT-OSS); 0: they are not
   int leading_dense = 0;      // number of leading layers with a dense MLP of Transformer::ffn_hidden instead
   // Routing limited to groups: the experts of a token are of `groups_per_token` of `groups` equal groups (DeepSeek-V3).
   int groups = 1;

@@ -186,13 +186,9 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
 }
 
 void read_megatron_experts(JsonReader& reader, Transformer& model) {
-  static const std::array<const char*, 7> kNeedExperts = {"moe_router_topk",
-                                                          "moe_ffn_hidden_size",
-                                                          "moe_router_num_groups",
-                                                          "moe_router_group_topk",
-                                                          "moe_shared_expert_intermediate_size",
-                                                          "moe_shared_expert_gate",
-                                                          "moe_layer_freq"};
+  static const std::array<const char*, 8> kNeedExperts = {
+      "moe_router_topk",       "activation_func_clamp_value",         "moe_ffn_hidden_size",    "moe_router_num_groups",
+      "moe_router_group_topk", "moe_shared_expert_intermediate_size", "moe_shared_expert_gate", "moe_layer_freq"};
   for (const char* key : kNeedExperts) {
     reader.allow(key);
     if (reader.has(key) && !reader.has("num_experts")) reader.at(key).fail("requires num_experts");
@@ -207,6 +203,10 @@ void read_megatron_experts(JsonReader& reader, Transformer& model) {
   experts.shared_gate = reader.boolean_or("moe_shared_expert_gate", false);
   if (experts.shared_gate && experts.shared_ffn_hidden == 0) {
     reader.at("moe_shared_expert_gate").fail("requires moe_shared_expert_intermediate_size");
+  }
+  if (reader.has("activation_func_clamp_value")) {
+    experts.clamp = reader.number_or("activation_func_clamp_value", 1e-3, 1e6, 0);
+    if (!model.gated) reader.at("activation_func_clamp_value").fail("requires swiglu");
   }
   read_expert_groups(reader, "moe_router_num_groups", "moe_router_group_topk", experts);
   if (reader.has("moe_layer_freq")) {
@@ -252,6 +252,7 @@ Transformer transformer_from_hf(JsonReader reader) {
     model.experts = {.count = experts_of(reader, "num_local_experts"),
                      .per_token = experts_of(reader, "num_experts_per_tok"),
                      .ffn_hidden = model.ffn_hidden};
+    if (type == "gpt_oss") model.experts.clamp = reader.number_or("swiglu_limit", 1e-3, 1e6, 7);
   } else if (type.ends_with("_moe")) {
     read_qwen_experts(reader, type == "qwen2_moe", model);
   } else if (type.starts_with("deepseek")) {

@@ -47,6 +47,15 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
               HasSubstr("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"));
 }
 
+TEST(PlanCommand, PrintsTheClampOfExperts) {
+  const CommandResult result = run_sluice(
+      words("plan --model gpt-oss-120b --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 "
+            "--mbs 1 --runs-on megatron --schedule 1f1b --top 1"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, testing::HasSubstr("--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7"));
+  EXPECT_THAT(result.out, testing::Not(testing::HasSubstr("--swiglu")));
+}
+
 TEST(PlanCommand, PrintsTheCapacityOfExperts) {
   const auto flags = [](const std::string& more) {
     const CommandResult result = run_sluice(words(

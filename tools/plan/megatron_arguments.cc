@@ -102,7 +102,11 @@ void add_model(const Transformer& model, const Training& training, Arguments& ou
   out.add("--seq-length", training.sequence_length);
   out.add("--max-position-embeddings", std::max<std::int64_t>(training.sequence_length, model.positions));
   if (model.positions == 0) out.add("--position-embedding-type", "rope");
-  out.add("--swiglu", model.gated);
+  out.add("--swiglu", model.gated && model.experts.clamp == 0);
+  if (model.experts.clamp > 0) {
+    out.add("--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value",
+            fmt::format("{}", model.experts.clamp));
+  }
   if (model.rms_norm) out.add("--normalization", "RMSNorm");
   out.add("--untie-embeddings-and-output-weights", !model.tied_embeddings);
   out.add("--disable-bias-linear", !model.projection_bias && !model.mlp_bias);

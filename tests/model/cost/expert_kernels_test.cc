@@ -195,6 +195,30 @@ TEST(ExpertBiases, AreAddedInPyTorchUnlessExpertsAreFused) {
   EXPECT_DOUBLE_EQ(moved_by(kernels(OpKind::B), "QKV bias").bytes, 2.0 * kTokens * (64 + 2 * 8) * 64);
 }
 
+// Either half is clamped, and both are joined; backward, both gradients are masked by the inputs and joined.
+TEST(ExpertClamp, IsOfPyTorchUnlessExpertsAreFused) {
+  const Transformer model = example("gpt-oss-120b/config.json");
+  EXPECT_EQ(model.experts.clamp, 7);
+  Training training = training_of(1, 1, 64, 64);
+  training.recompute = Training::Recompute::selective;
+  training.recompute_modules = RecomputeModules(RecomputeModule::activation);
+  const SliceShape slice{.sequences = 1, .tokens = kTokens, .context = 0};
+  const auto clamp = [&](OpKind kind) {
+    return moved_by(layer_kernels(model, training, kind, slice, LayerKind::experts), "clamp of experts");
+  };
+  const auto repeated = [&] {
+    return moved_by(recomputed_module_kernels(model, training, slice, LayerKind::experts), "clamp of experts");
+  };
+  const double inputs = 4.0 * kTokens * 5760;
+  EXPECT_DOUBLE_EQ(clamp(OpKind::F).bytes, 8 * inputs);
+  EXPECT_DOUBLE_EQ(clamp(OpKind::B).bytes, 10 * inputs);
+  EXPECT_EQ(clamp(OpKind::F).launches + clamp(OpKind::B).launches, 6);
+  EXPECT_EQ(clamp(OpKind::W).launches, 0);
+  EXPECT_DOUBLE_EQ(repeated().bytes, 8 * inputs);
+  training.fused_grouped_mlp = true;
+  EXPECT_EQ(clamp(OpKind::F).launches + clamp(OpKind::B).launches, 0);
+}
+
 TEST(ExpertBiases, AreDividedWithTheirExperts) {
   const Transformer model = example("gpt-oss-120b/config.json");
   const std::int64_t expert = 3 * std::int64_t{2880} * 2880 + 3 * 2880;

@@ -101,6 +101,14 @@ TEST(ImportMegatron, ReadsTheOverlapOfExperts) {
                             .scenario.at("parallelism");
   EXPECT_EQ(capacity.at("moe_expert_capacity_factor"), 1.25);
   EXPECT_EQ(capacity.at("moe_pad_expert_input_to_capacity"), true);
+  const Json clamped = import_megatron_line(
+                           "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --vocab-size 1000 "
+                           "--bf16 --micro-batch-size 1 --global-batch-size 8 --num-experts 8 --moe-ffn-hidden-size 96 "
+                           "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0",
+                           "line")
+                           .scenario.at("model");
+  EXPECT_EQ(clamped.at("swiglu"), true);
+  EXPECT_EQ(clamped.at("activation_func_clamp_value"), 7.0);
   const Json dropless = import_megatron_line(kSmallModel + "--num-experts 8 --moe-expert-capacity-factor -1", "line")
                             .scenario.at("parallelism");
   EXPECT_FALSE(dropless.contains("moe_expert_capacity_factor"));

@@ -99,6 +99,27 @@ TEST(ExpertMemory, IsOfTheBusiestRank) {
   EXPECT_EQ(bytes_of(1, 1.25, true), even + rows / 4);
 }
 
+TEST(ExpertMemory, StoresTheInputsOfTheClampAndOfTheActivation) {
+  Transformer model = example("gpt-oss-120b/config.json");
+  const auto bytes_of = [&](RecomputeModules modules, bool fused) {
+    Training training = expert_training_of(1, 1, 64, 64);
+    if (modules != RecomputeModules()) training.recompute = Training::Recompute::selective;
+    training.recompute_modules = modules;
+    training.fused_grouped_mlp = fused;
+    return TransformerFootprint(model, training, {{.layers = 2, .expert_layers = 2}})
+        .slice(0, {1, {4096}}, 0)
+        .activations_to_input_gradient;
+  };
+  const std::int64_t inputs = std::int64_t{2} * 2 * 4 * 4096 * 5760;
+  const std::int64_t clamped = bytes_of({}, false);
+  const std::int64_t again = bytes_of(RecomputeModules(RecomputeModule::activation), false);
+  const std::int64_t fused = bytes_of({}, true);
+  model.experts.clamp = 0;
+  EXPECT_EQ(clamped, bytes_of({}, false) + inputs);
+  EXPECT_EQ(again, bytes_of(RecomputeModules(RecomputeModule::activation), false));
+  EXPECT_EQ(fused, bytes_of({}, true));
+}
+
 TEST(LatentMemory, StoresHeadsAndLatents) {
   // DeepSeek-V2's dense layer: queries and keys of 128 x 192, values and output of 128 x 128, latents of 1536 and 512
   // before and after their norms, and 64 elements of the keys' position.
