@@ -438,7 +438,6 @@ TEST(JointBlocks, HideDispatchAndCombine) {
   }
 }
 
-// Node-limited routing: 8 of 256 experts, of 4 of 8 groups. The expected numbers follow from counting.
 TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
   const Transformer model = example("qwen3-30b-a3b/config.json");
   Training training = training_of(1, 1, 8, 8);
@@ -463,6 +462,7 @@ TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
   }
 }
 
+// Node-limited routing: 8 of 256 experts, of 4 of 8 groups. The expected numbers follow from counting.
 TEST(Dispatch, SendsATokenOncePerNode) {
   Experts experts{.count = 256, .per_token = 8};
   EXPECT_DOUBLE_EQ(expected_parts(experts, 1), 1);
