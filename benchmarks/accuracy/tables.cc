@@ -1,5 +1,6 @@
 #include <iterator>
 
+#include "benchmarks/accuracy/dualpipe_trace.h"
 #include "benchmarks/accuracy/expert_tables.h"
 #include "benchmarks/accuracy/framework_tables.h"
 #include "benchmarks/accuracy/golden_values.h"
