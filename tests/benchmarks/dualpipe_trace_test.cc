@@ -2,6 +2,7 @@
 
 #include "benchmarks/accuracy/dualpipe_trace.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,9 +10,14 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "model/errors.h"
+#include "model/input/files.h"
+#include "tests/support/command.h"
 
 namespace sluice::bench::accuracy {
 namespace {
@@ -54,6 +60,17 @@ TEST(DualPipeTrace, ComparesTimeWaitsAndIdleTime) {
   EXPECT_DOUBLE_EQ(comparison_of(score, "block from their busy times").predicted, 40e-6);
 }
 
+// Idle time per kernel: attention 1/4 and 1/5 and 1 us, experts(F) and experts(B) 1/2: the median is 1/2. experts(W), 3
+// kernels and 5 us on its first stream, takes 8 us: (8 - 5 - 3/2) / 3 of the second stream are exposed.
+TEST(DualPipeTrace, FitsGapsOfOtherLayers) {
+  const std::vector<TracedPart> parts = traced_parts(CsvTable(one_layer("dispatch(B),0,27,1,5,20,26\n"), "trace"));
+  ASSERT_EQ(parts.size(), 10);
+  const StreamGaps gaps = gaps_without(parts, 1);
+  EXPECT_NEAR(gaps.kernel_s, 0.5e-6, 1e-15);
+  EXPECT_NEAR(gaps.second_exposed, 0.5, 1e-9);
+  EXPECT_EQ(gaps_without(parts, 0).kernel_s, 0);
+}
+
 // dispatch(B) starts after experts(W), but by the weave it waits for experts(B) alone.
 TEST(DualPipeTrace, CountsPartsThatWaitForAnother) {
   const TableScore score = score_dualpipe_trace(CsvTable(one_layer("dispatch(B),0,27,1,5,28.5,34.5\n"), "trace"));
@@ -71,11 +88,19 @@ TEST(DualPipeTrace, ErrorsNameTheRow) {
   }
 }
 
+class PublishedTrace : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* data = std::getenv("SLUICE_DATA");
+    if (data == nullptr) GTEST_SKIP() << "SKIPPED: set SLUICE_DATA to the folder of published measurements";
+    table_ = read_csv(std::string(data) + "/deepseek_dualpipe_trace_ops.csv");
+  }
+  std::optional<CsvTable> table_;
+};
+
 // DeepSeek's trace: four layers, of which the block takes 129.012 ms.
-TEST(PublishedTrace, DualPipeIsReplayed) {
-  const char* data = std::getenv("SLUICE_DATA");
-  if (data == nullptr) GTEST_SKIP() << "SKIPPED: set SLUICE_DATA to the folder of published measurements";
-  const TableScore score = score_dualpipe_trace(read_csv(std::string(data) + "/deepseek_dualpipe_trace_ops.csv"));
+TEST_F(PublishedTrace, DualPipeIsReplayed) {
+  const TableScore score = score_dualpipe_trace(*table_);
   const Comparison block = comparison_of(score, "block from the extents of its parts");
   EXPECT_DOUBLE_EQ(block.measured, 0.129012);
   EXPECT_LT(std::abs(block.error()), 0.01);
@@ -87,6 +112,30 @@ TEST(PublishedTrace, DualPipeIsReplayed) {
   EXPECT_NEAR(idle.measured, 0.002565, 1e-9);
   EXPECT_LT(std::abs(idle.predicted - idle.measured), 0.01 * block.measured);
   std::cout << "compute idle: trace " << 1e3 * idle.measured << " ms, replay " << 1e3 * idle.predicted << " ms\n";
+  EXPECT_LT(std::abs(comparison_of(score, "block from busy times and the gaps of other layers").error()), 0.03);
+}
+
+// `sluice weave --parts` with the busy times, and the gaps of all layers but one.
+TEST_F(PublishedTrace, BusyTimesAndGapsExplainTheBlock) {
+  const test::TemporaryFolder folder;
+  const std::vector<TracedPart> parts = traced_parts(*table_);
+  std::string rows = "part,layer,seconds,kernels,second_stream_s\n";
+  for (const TracedPart& part : parts) {
+    rows += fmt::format("{},{},{:.9f},{},{:.9f}\n", to_string(part.part), part.layer, part.kernels.busy_s,
+                        part.kernels.kernels, part.kernels.second_busy_s);
+  }
+  write_file_whole(folder.path("parts.csv"), rows);
+  for (int layer = 0; layer < 4; ++layer) {
+    const StreamGaps gaps = gaps_without(parts, layer);
+    const test::CommandResult result = test::run_sluice(
+        {"weave", "--json", "--parts", folder.path("parts.csv"), "--kernel-gap", fmt::format("{}", gaps.kernel_s),
+         "--second-stream-exposed", fmt::format("{}", gaps.second_exposed)});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const double seconds = nlohmann::json::parse(result.out).at("seconds");
+    std::cout << "gaps without layer " << layer << ": " << 1e6 * gaps.kernel_s << " us, " << gaps.second_exposed
+              << ", block " << 1e3 * seconds << " ms\n";
+    EXPECT_NEAR(seconds / 0.129012, 1, 0.03) << layer;
+  }
 }
 
 }  // namespace

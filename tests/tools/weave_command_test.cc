@@ -126,6 +126,25 @@ TEST(WeaveCommand, ReplaysMeasuredParts) {
   // 16 ms of communication, beside compute at half the speed.
   const json slow = json::parse(run_sluice(words("weave --json --compute-rate 0.5 --parts " + parts)).out);
   EXPECT_DOUBLE_EQ(slow["seconds"], 0.068);
+  // Busy times of kernels: two kernels with gaps of 1 ms in one part, and half of a second stream's 6 ms.
+  write_file_whole(
+      parts, "part,layer,seconds,kernels,second_stream_s\nattention(F),0,0.010,2,0\nexperts(F),0,0.010,0,0.006\n");
+  const std::string gaps = " --kernel-gap 0.001 --second-stream-exposed 0.5";
+  const json longer = json::parse(run_sluice(words("weave --json --parts " + parts + gaps)).out);
+  EXPECT_DOUBLE_EQ(longer["seconds"], 0.010 + 0.002 + 0.010 + 0.003);
+  const json serial = json::parse(run_sluice(words("weave --json --parts " + parts)).out);
+  EXPECT_DOUBLE_EQ(serial["seconds"], 0.010 + 0.010 + 0.006);
+  EXPECT_THAT(run_sluice(words("weave --kernel-gap -1 --parts " + parts)).err, HasSubstr("--kernel-gap"));
+  EXPECT_THAT(run_sluice(words("weave --second-stream-exposed 2 --parts " + parts)).err,
+              HasSubstr("--second-stream-exposed"));
+  write_file_whole(parts, text);
+  EXPECT_THAT(run_sluice(words("weave --kernel-gap 0.001 --parts " + parts)).err,
+              HasSubstr("parts.csv: --kernel-gap needs the column kernels"));
+  EXPECT_THAT(run_sluice(words("weave --second-stream-exposed 0.5 --parts " + parts)).err,
+              HasSubstr("parts.csv: --second-stream-exposed needs the column second_stream_s"));
+  EXPECT_THAT(run_sluice(words("weave --kernel-gap 0.001 " + kWovenRun)).err, HasSubstr("--kernel-gap needs --parts"));
+  EXPECT_THAT(run_sluice(words("weave --second-stream-exposed 0.5 " + kWovenRun)).err,
+              HasSubstr("--second-stream-exposed needs --parts"));
   write_file_whole(parts, text + "experts(W),0,0.010\n");
   EXPECT_THAT(run_sluice(words("weave --parts " + parts)).err,
               HasSubstr("parts.csv: row 11, column part: this part of this layer occurs twice"));

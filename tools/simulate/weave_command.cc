@@ -7,11 +7,13 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "model/errors.h"
 #include "model/input/csv.h"
 #include "model/scenario/setup.h"
+#include "model/weave/part_kernels.h"
 #include "model/weave/weave.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
@@ -25,6 +27,8 @@ struct WeaveOptions {
   std::string file;
   std::string parts;
   std::optional<double> compute_rate;
+  std::optional<double> kernel_gap_s;
+  std::optional<double> second_exposed;
   std::optional<int> stage;
   bool json = false;
   std::unique_ptr<ScenarioFlags> flags;
@@ -35,10 +39,20 @@ struct MeasuredParts {
   std::vector<LayerTimes> backward;
 };
 
-// One row per part: `part` ("dispatch(F)"), `layer` from 0 in the order of its pass, and `seconds`.
-MeasuredParts read_parts(const std::string& path) {
+// One row per part: `part` ("dispatch(F)"), `layer` from 0 in the order of its pass, and `seconds`; also `kernels` and
+// `second_stream_s` where these are busy times of a trace.
+MeasuredParts read_parts(const WeaveOptions& options) {
   constexpr int kMostLayers = 10000;
-  const CsvTable table = read_csv(path);
+  const CsvTable table = read_csv(options.parts);
+  for (const auto& [flag, given, column] :
+       {std::tuple("--kernel-gap", options.kernel_gap_s.has_value(), "kernels"),
+        std::tuple("--second-stream-exposed", options.second_exposed.has_value(), "second_stream_s")}) {
+    if (given && !table.has(column)) {
+      throw InputError(fmt::format("{}: {} needs the column {}", options.parts, flag, column));
+    }
+  }
+  const StreamGaps gaps{.kernel_s = options.kernel_gap_s.value_or(0),
+                        .second_exposed = options.second_exposed.value_or(1)};
   MeasuredParts out;
   std::set<std::tuple<int, int, int>> known;
   for (int row = 0; row < table.num_rows(); ++row) {
@@ -50,14 +64,17 @@ MeasuredParts read_parts(const std::string& path) {
     }
     std::vector<LayerTimes>& layers = part->pass == OpKind::F ? out.forward : out.backward;
     if (layer >= layers.size()) layers.resize(layer + 1);
-    layers[layer].of(part->pass, part->part) = table.number(row, "seconds", 0, 1e6);
+    PartKernels kernels{.busy_s = table.number(row, "seconds", 0, 1e6)};
+    if (table.has("kernels")) kernels.kernels = static_cast<int>(table.integer(row, "kernels", 0, 1 << 20));
+    if (table.has("second_stream_s")) kernels.second_busy_s = table.number(row, "second_stream_s", 0, 1e6);
+    layers[layer].of(part->pass, part->part) = extent_s(kernels, gaps);
   }
-  if (known.empty()) throw InputError(path + ": expected at least one part");
+  if (known.empty()) throw InputError(options.parts + ": expected at least one part");
   return out;
 }
 
 WovenBlock block_of_parts(const WeaveOptions& options, const nlohmann::json& document) {
-  const MeasuredParts parts = read_parts(options.parts);
+  const MeasuredParts parts = read_parts(options);
   const nlohmann::json::json_pointer key("/parallelism/weave");
   const std::string name = document.contains(key) ? document.at(key).get<std::string>() : "dualpipe";
   const Contention contention{.compute_rate = options.compute_rate.value_or(1)};
@@ -162,7 +179,11 @@ int weave_command(const WeaveOptions& options) {
   if (!options.parts.empty() && !options.file.empty()) {
     throw InputError("weave: --parts and a scenario exclude each other");
   }
-  if (options.parts.empty() && options.compute_rate) throw InputError("weave: --compute-rate needs --parts");
+  for (const auto& [flag, given] : {std::pair("--compute-rate", options.compute_rate.has_value()),
+                                    std::pair("--kernel-gap", options.kernel_gap_s.has_value()),
+                                    std::pair("--second-stream-exposed", options.second_exposed.has_value())}) {
+    if (options.parts.empty() && given) throw InputError(fmt::format("weave: {} needs --parts", flag));
+  }
   if (!options.parts.empty() && options.stage) throw InputError("weave: --stage needs a scenario");
   const WovenBlock block = options.parts.empty() ? block_of_scenario(options)
                                                  : block_of_parts(options, options.flags->document(options.file));
@@ -193,6 +214,15 @@ Subcommand add_weave_command(CLI::App& app) {
       ->add_option("--compute-rate", options->compute_rate,
                    "With --parts: speed of compute while communication runs, 0.001 to 1 (default 1)")
       ->check(number_from(0.001, 1));
+  command
+      ->add_option("--kernel-gap", options->kernel_gap_s,
+                   "With --parts: idle seconds of a stream per kernel of the column kernels, 0 to 1 (default 0)")
+      ->check(number_from(0, 1));
+  command
+      ->add_option("--second-stream-exposed", options->second_exposed,
+                   "With --parts: fraction of the column second_stream_s, the busy time of a second stream, by which a "
+                   "part takes longer than its first stream is busy, 0 to 1 (default 1)")
+      ->check(number_from(0, 1));
   command->add_option("--stage", options->stage,
                       "Stage whose forward and backward interleave (default: the middle one)");
   command->add_flag("--json", options->json, "Print one JSON document (sluice.weave/1)");
