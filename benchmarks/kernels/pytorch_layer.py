@@ -9,8 +9,9 @@ mask of scaled_dot_product_attention, and the fastest of them counts. Both do th
 accumulated in float32, and keys and values of the context are inputs with gradients. The times of PyTorch without
 accumulation, with bfloat16 gradients, are printed as well. Each repetition times sluice before PyTorch and the next one
 after it; each time is the median over all repetitions, measured with CUDA events. Exits with 1 if the speed of forward and
-backward of a layer, or of its weight gradients, relative to PyTorch is below --share. Attention alone is only reported:
-layers use other kernels than flash_benchmark where they are faster.
+backward of a layer, or of its weight gradients, relative to PyTorch is below --share, or if nothing was compared; layers
+that --seconds leaves out are listed. Attention alone is only reported: layers use other kernels than flash_benchmark where
+they are faster.
 """
 
 import argparse
@@ -546,7 +547,9 @@ def main():
     for what, which in (("slower than required, or not timed by sluice", slow), ("left out, for lack of time", late)):
         if which:
             print(f"{what}: {'; '.join(which)}")
-    return 1 if slow or late else 0
+    if not rows:
+        print(f"nothing compared in {options.seconds:g} s", file=sys.stderr)
+    return 1 if slow or not rows else 0
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ if [ -e "$work/say/\$name.fail" ]; then echo "\$name broke" >&2; exit 3; fi
 END
   chmod +x "$1"
 }
-stub "$work/bundle/bin/sluice" '{"steps": [\n  "loss": 2.5\n]}\n'
+for each in sluice sluice_emulated; do stub "$work/bundle/bin/$each" '{"steps": [\n  "loss": 2.5\n]}\n'; done
 for each in gpu_test exec_test; do stub "$work/bundle/bin/$each" '[       OK ] A.B (1 ms)\n[  SKIPPED ] A.C (0 ms)\n'; done
 for each in flash device_layer device_executor; do stub "$work/bundle/bin/${each}_benchmark" 'layer/a/tokens:1        1.25 ms\n'; done
 stub "$work/stubs/compute-sanitizer" '[       OK ] A.B (1 ms)\n'
@@ -37,11 +37,12 @@ case "$*" in -L) echo "GPU 0: Stub" ;; *compute_cap*) echo 9.0 ;; *--query-gpu=n
 END
 cat >"$work/stubs/python3" <<END
 #!/bin/sh
+echo "python3 \$*" >>"$work/calls"
 case "\$*" in
   '- '*) exec $(command -v python3) "\$@" ;;
   *pytorch_loss*) echo "3 steps: losses differ by at most 0.01" ;;
   *pytorch_pipeline*) echo "1f1b  1  0.0e+00  equal" ;;
-  *pytorch_layer*) echo "layer/a/tokens:1  F  1.250 ms" ;;
+  *pytorch_layer*) printf 'layer/a/tokens:1  F  1.250 ms\nleft out, for lack of time: gpt, 2048 tokens after 0\n' ;;
 esac
 END
 chmod +x "$work/stubs"/*
@@ -61,13 +62,22 @@ packed() { grep -qx "$1/$2" <<<"$(tar -tzf "$work/results/$1.tar.gz")" || fail "
 stub "$work/stubs/ncu" '"ID","Kernel Name","Metric Value"\n"0","b","5"\n"1","a","9"\n"2","b","7"\n'
 check 0
 says 'correctness: NVIDIA Stub, sm_90, .*, stubs 0' 'doctor +ok' 'gpu-tests-flash +ok .* 1 tests passed, 1 skipped' \
-  'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'sanitizer-racecheck-run +ok' 'layers-beside-pytorch +ok .* 1 rows' \
+  'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'sanitizer-racecheck-run +ok' 'layers-beside-pytorch +ok .* 1 rows timed, some left out' \
   'ncu-kernel-1 +ok' 'ncu-kernel-2 +ok' 'executor +ok' 'validate-green-8 +ok' 'losses-beside-pytorch +ok' 'schedules-in-pytorch +ok' \
   'all steps passed'
 grep -q 'launch-skip 21 ' <<<"$(grep -A 1 'set full --clock-control none --launch-skip 22 ' "$work/calls" | tail -n 1)" || fail "ncu profiles other kernels: $(grep ^ncu "$work/calls")"
 for group in correctness speed circle; do packed $group summary.txt; done
 packed correctness doctor.json
 packed circle validate-green-4.json
+
+# In a dry run, the scripts with PyTorch get tiny sizes, for which the benchmarks of sluice have no rows.
+: >"$work/calls"
+check 0 --dry-run
+says 'layers-beside-pytorch +ok' 'schedules-in-pytorch +ok' 'dry run: no step failed'
+called() { grep -E "$1" "$work/calls"; }
+[ "$(called 'pytorch_layer.*--try ' | wc -l)" -eq 2 ] || fail "expected --try: $(called pytorch_layer)"
+if called 'pytorch_layer.*--sluice'; then fail "compared with sluice without a GPU"; fi
+called 'pytorch_pipeline.* --device cpu --width 64 --rows 16 ' >/dev/null || fail "expected tiny sizes: $(called pytorch_pipeline)"
 
 # Programs that end without an error and without a result.
 printf '[  SKIPPED ] A.B (0 ms)\n[  SKIPPED ] A.C (0 ms)\n[       OK ] A.D (0 ms)\n' >"$work/say/gpu_test"
