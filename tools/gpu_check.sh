@@ -410,7 +410,7 @@ speed() {
   else
     missing PyTorch "the comparison with PyTorch"
     if [ ${#layers[@]} -gt 0 ]; then
-      step times layers 200 "${layers[1]}" --benchmark_out_format=json --benchmark_out="$results/layers.json"
+      step times layers 260 "${layers[1]}" --benchmark_out_format=json --benchmark_out="$results/layers.json"
     fi
     if [ ${#attention[@]} -gt 0 ]; then
       step times attention 100 "${attention[1]}" --benchmark_filter='^attention/' --benchmark_out_format=json --benchmark_out="$results/attention.json"
@@ -420,11 +420,6 @@ speed() {
   if [ ${#attention[@]} -gt 0 ]; then
     gpu_step times cudnn-attention 60 "${attention[1]}" --benchmark_filter='^cudnn/' --benchmark_out_format=json \
       --benchmark_out="$results/cudnn-attention.json"
-  fi
-
-  if [ ${#layers[@]} -gt 0 ]; then
-    gpu_step times cublaslt-layers 60 "${layers[1]}" --benchmark_filter='^layer/gpt(_cublaslt)?/tokens:4096/context:0/' \
-      --benchmark_out_format=json --benchmark_out="$results/cublaslt-layers.json"
   fi
 
   # One forward, one backward and one weight gradient of a layer, after the launches that measure the peak.

@@ -8,9 +8,10 @@ PyTorch runs the layer in bfloat16 as it is, compiled, and compiled with CUDA gr
 mask of scaled_dot_product_attention, and the fastest of them counts. Both do the same work: gradients of weights are
 accumulated in float32, and keys and values of the context are inputs with gradients. The times of PyTorch without
 accumulation, with bfloat16 gradients, are printed as well. Each repetition times sluice before PyTorch and the next one
-after it; each time is the median over all repetitions, measured with CUDA events. Exits with 1 if the speed of forward and
-backward of a layer, or of its weight gradients, relative to PyTorch is below --share, or if nothing was compared; layers
-that --seconds leaves out are listed. Attention alone is only reported: layers use other kernels than flash_benchmark where
+after it; each time is the median over all repetitions, measured with CUDA events. Layers of sluice are timed with its own
+attention and cuBLAS, and with cuDNN and cublasLt; the one with the faster forward and backward is judged. Exits with 1 if
+its speed of forward and backward, or of weight gradients, relative to PyTorch is below --share, or if nothing was compared;
+layers that --seconds leaves out are listed. Attention alone is only reported: layers use other kernels than flash_benchmark where
 they are faster.
 """
 
@@ -38,6 +39,7 @@ MODELS = {
     "llama": {"ffn": 11008, "kv_heads": 32, "llama": True},
     "llama_8_kv_heads": {"ffn": 11008, "kv_heads": 8, "llama": True},
 }
+FAST = "_fast"  # ends the model of rows with cuDNN and cublasLt
 # Tokens and context, the most important first: what exceeds --seconds is not timed.
 SLICES = [(4096, 0), (1024, 0), (4096, 8192), (2048, 0)]
 # Sizes for --try.
@@ -374,7 +376,7 @@ class TimedLayer:
 
 
 def sluice_times(program, pattern):
-    """Runs a benchmark of sluice. Returns median seconds by the name of the row, without the iterations."""
+    """Runs a benchmark of sluice. Returns median seconds and the label by the name of the row, without the iterations."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "rows.json")
         command = [program, f"--benchmark_filter={pattern}", f"--benchmark_out={path}", "--benchmark_out_format=json"]
@@ -384,7 +386,11 @@ def sluice_times(program, pattern):
                 rows = json.load(file)["benchmarks"]
         except (OSError, ValueError, KeyError):
             rows = []
-    found = {row["name"].split("/iterations:")[0]: row["median_ms"] / 1e3 for row in rows if "median_ms" in row}
+    found = {
+        row["name"].split("/iterations:")[0]: (row["median_ms"] / 1e3, row.get("label", ""))
+        for row in rows
+        if "median_ms" in row
+    }
     if done.returncode != 0 or not found:
         lines = [row.get("error_message", "") for row in rows if row.get("error_message")] + done.stdout.splitlines()[-1:]
         print(f"{program}, {pattern}: {lines[0] if lines else 'no output'} (exit code {done.returncode})")
@@ -422,43 +428,61 @@ def row_of(name, op, way, times, sluice, flops, peak):
 
 
 def compare_layer(options, clock, shape, model, device, peak, rows):
-    """Times one layer and slice. Returns whether sluice is fast enough; without sluice it is."""
-    name = f"layer/{model}/tokens:{shape.tokens}/context:{shape.context}"
+    """Times one layer and slice, of sluice without and with cuDNN and cublasLt (FAST). Returns whether the faster of the two
+    is fast enough; without sluice it is."""
+    slice_of = f"tokens:{shape.tokens}/context:{shape.context}"
+    names = [f"layer/{model}{libraries}/{slice_of}" for libraries in (("", FAST) if options.sluice_layers else ("",))]
     timed = TimedLayer(clock, shape, device)
-    theirs, ours = {}, {}
+    theirs, ours, notes = {}, {}, set()
 
     def run_sluice():
         if options.sluice_layers:
-            for row, of in sluice_times(options.sluice_layers, f"^{name}/op:[013]/").items():
-                ours.setdefault(row, []).append(of)
+            pattern = f"^layer/{model}({FAST})?/{slice_of}/op:[013]/"
+            for row, (seconds, label) in sluice_times(options.sluice_layers, pattern).items():
+                ours.setdefault(row, []).append(seconds)
+                notes.update(label.split(", ", 1)[1:])  # after the op
 
     in_both_orders(options.repetitions, run_sluice, lambda: timed.measure(options.repeats, theirs))
     for way, why in timed.why_not.items():
         print(f"  not {way}: {why}")
+    for note in sorted(notes):
+        print(f"  {model}{FAST}: {note}")
     median = {key: statistics.median(of) for key, of in theirs.items()}
     both = {way: median[FORWARD, way] + median[BACKWARD, way] for op, way in median if op == FORWARD}
     best = min(both, key=both.get)
     plain = min((of, way) for (op, way), of in median.items() if op == BACKWARD and way.endswith("gradients"))
     best_weights = min((of, way) for (op, way), of in median.items() if op == WEIGHTS)[1]
-    for op, way in ((FORWARD, best), (BACKWARD, best), (WEIGHTS, best_weights)):
-        text = way if op == WEIGHTS else f"{way}; {timed.attention}"
-        rows.append(row_of(f"{name}/op:{op}", op, text, theirs[op, way], ours.get(f"{name}/op:{op}", []), shape.flops(op), peak))
-    rows[-2]["bfloat16_gradients_ms"] = 1e3 * plain[0]
-    rows[-2]["ways_ms"] = {f"{OPS[op]}, {way}": 1e3 * of for (op, way), of in median.items()}
+    of_layer, of_weights = {}, {}
+    for name in names:
+        for op, way in ((FORWARD, best), (BACKWARD, best), (WEIGHTS, best_weights)):
+            text = way if op == WEIGHTS else f"{way}; {timed.attention}"
+            sluice = ours.get(f"{name}/op:{op}", [])
+            rows.append(row_of(f"{name}/op:{op}", op, text, theirs[op, way], sluice, shape.flops(op), peak))
+        rows[-2]["bfloat16_gradients_ms"] = 1e3 * plain[0]
+        rows[-2]["ways_ms"] = {f"{OPS[op]}, {way}": 1e3 * of for (op, way), of in median.items()}
+        if notes and name != names[0]:
+            rows[-3]["notes"] = sorted(notes)
+        if any(f"{name}/op:{op}" not in ours for op in OPS):
+            continue
+        sluice = {op: statistics.median(ours[f"{name}/op:{op}"]) for op in OPS}
+        of_layer[name] = both[best] / (sluice[FORWARD] + sluice[BACKWARD])
+        of_weights[name] = median[WEIGHTS, best_weights] / sluice[WEIGHTS]
+        rows[-3]["sluice_of_pytorch_forward_and_backward"] = of_layer[name]
     every = ", ".join(f"{way} {1e3 * of:.3f} ms" for way, of in both.items())
     print(f"  F+B of PyTorch: {every}; B with bfloat16 gradients {1e3 * plain[0]:.3f} ms")
     if not options.sluice_layers:
         return True
-    if any(f"{name}/op:{op}" not in ours for op in OPS):
+    missing = [name for name in names if name not in of_layer]
+    for name in missing:
         print(f"  {name}: not timed by sluice")
+    if missing:
         return False
-    sluice = {op: statistics.median(ours[f"{name}/op:{op}"]) for op in OPS}
-    of_layer = both[best] / (sluice[FORWARD] + sluice[BACKWARD])
-    of_weights = median[WEIGHTS, best_weights] / sluice[WEIGHTS]
-    rows[-3]["sluice_of_pytorch_forward_and_backward"] = of_layer
-    fine = min(of_layer, of_weights) >= options.share
+    faster = max(names, key=of_layer.get)
+    fine = min(of_layer[faster], of_weights[faster]) >= options.share
     below = "" if fine else f": below {options.share}"
-    print(f"  sluice has {of_layer:.2f} of PyTorch's speed for F+B and {of_weights:.2f} for W{below}")
+    for name in names:
+        judged = f" (the faster one){below}" if name == faster else ""
+        print(f"  {name} has {of_layer[name]:.2f} of PyTorch's speed for F+B and {of_weights[name]:.2f} for W{judged}")
     return fine
 
 
@@ -468,8 +492,8 @@ def compare_attention(options, clock, shape, device, peak, rows):
 
     def run_sluice():
         if options.sluice_attention:
-            for row, of in sluice_times(options.sluice_attention, f"^{name}/backward:[01]/products:0/").items():
-                ours.setdefault(row, []).append(of)
+            for row, (seconds, _) in sluice_times(options.sluice_attention, f"^{name}/backward:[01]/products:0/").items():
+                ours.setdefault(row, []).append(seconds)
 
     def run_pytorch():
         (way, _, _), times = best_way_to_attend(clock, shape, device)

@@ -1,6 +1,7 @@
 """The scripts that tools/gpu_check.sh runs beside PyTorch, without a GPU and without timings: how they judge."""
 
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -41,3 +42,66 @@ def test_layers_without_time_are_left_out(layers, monkeypatch, capsys):
     monkeypatch.setattr(layers, "compare_layer", lambda *arguments: compare(*arguments) and False)
     assert run(layers, monkeypatch) == 1
     assert "slower than required, or not timed by sluice: gpt, 16 tokens after 0" in capsys.readouterr().out
+
+
+class TimesOfPyTorch:
+    """A TimedLayer that takes 1 s for each op."""
+
+    def __init__(self, clock, shape, device):
+        self.attention, self.why_not = "is_causal, any", {}
+
+    def measure(self, repeats, into):
+        for key in ((0, "eager"), (1, "eager"), (1, "eager, bfloat16 gradients"), (3, "mm, add_")):
+            into.setdefault(key, []).append(1.0)
+
+
+# A benchmark of sluice whose ops take as long as the test says, by the model of the row.
+def benchmark(folder, milliseconds):
+    rows = [
+        {"name": f"layer/{model}/tokens:16/context:{context}/op:{op}/iterations:20", "median_ms": time, "label": label}
+        for model, (time, label) in milliseconds.items()
+        for context in (0, 32)
+        for op in (0, 1, 3)
+    ]
+    program = folder / "layers"
+    program.write_text(f"""#!{sys.executable}
+import json, re, sys
+flags = dict(of.split("=", 1) for of in sys.argv[1:])
+rows = [row for row in {rows!r} if re.search(flags["--benchmark_filter"], row["name"])]
+json.dump({{"benchmarks": rows}}, open(flags["--benchmark_out"], "w"))
+""")
+    program.chmod(0o755)
+    return str(program)
+
+
+# Relative to PyTorch, GPT has half the speed without cuDNN and cublasLt and twice with them; Llama has its own speed, and
+# half of it with them. The faster one counts.
+def test_the_faster_libraries_are_judged(layers, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(layers, "TimedLayer", TimesOfPyTorch)
+    milliseconds = {
+        "gpt": (2000, "F"),
+        "gpt_fast": (500, "F"),
+        "llama": (1000, "F"),
+        "llama_fast": (2000, "F, cuDNN not found, libcudnn.so.9"),
+        "llama_8_kv_heads": (1000, "F"),
+        "llama_8_kv_heads_fast": (1000, "F"),
+    }
+    results = tmp_path / "rows.json"
+    assert run(layers, monkeypatch, "--sluice-layers", benchmark(tmp_path, milliseconds), "--json", str(results)) == 0
+    out = capsys.readouterr().out
+    assert "layer/gpt/tokens:16/context:0 has 0.50 of PyTorch's speed for F+B and 0.50 for W\n" in out
+    assert "layer/gpt_fast/tokens:16/context:0 has 2.00 of PyTorch's speed for F+B and 2.00 for W (the faster one)\n" in out
+    assert "layer/llama/tokens:16/context:32 has 1.00 of PyTorch's speed for F+B and 1.00 for W (the faster one)\n" in out
+    assert "  llama_fast: cuDNN not found, libcudnn.so.9\n" in out
+    rows = {row["name"]: row for row in json.loads(results.read_text())["rows"]}
+    assert len(rows) == 2 * 6 * 3
+    assert rows["layer/gpt_fast/tokens:16/context:0/op:1"]["sluice_of_pytorch"] == 2
+    assert rows["layer/llama_fast/tokens:16/context:0/op:0"]["notes"] == ["cuDNN not found, libcudnn.so.9"]
+
+    milliseconds["llama"] = (1100, "F")
+    assert run(layers, monkeypatch, "--sluice-layers", benchmark(tmp_path, milliseconds)) == 1
+    assert "0.91 for W (the faster one): below 1.0\n" in capsys.readouterr().out
+
+    del milliseconds["gpt_fast"]
+    assert run(layers, monkeypatch, "--sluice-layers", benchmark(tmp_path, milliseconds)) == 1
+    assert "layer/gpt_fast/tokens:16/context:0: not timed by sluice\n" in capsys.readouterr().out
