@@ -25,7 +25,10 @@ browser() {
 }
 
 pytorch() {
-  tests/pytorch/install.sh && SLUICE_TEST_PYTHON=$PWD/build/pytorch/bin/python ctest --preset release -R ProfileLike
+  local code=0
+  tests/pytorch/install.sh && SLUICE_TEST_PYTHON=$PWD/build/pytorch/bin/python ctest --preset release -R ProfileLike || return
+  tests/package/gpu_dry_run.sh build/release build/pytorch/bin/python3 || code=$?
+  [ $code -eq 0 ] || [ $code -eq 77 ]
 }
 
 python_package() {

@@ -42,8 +42,9 @@ MODELS = {
 FAST = "_fast"  # ends the model of rows with cuDNN and cublasLt
 # Tokens and context, the most important first: what exceeds --seconds is not timed.
 SLICES = [(4096, 0), (1024, 0), (4096, 8192), (2048, 0)]
-# Sizes for --try.
+# Sizes for --try, which compiles few layers.
 SMALL = {"heads": 4, "head_dim": 16, "shrink": 64, "slices": [(16, 0), (16, 32)]}
+SMALL_LAYERS = [("gpt", 16, 0), ("llama_8_kv_heads", 16, 32)]
 
 
 class Shape:
@@ -514,6 +515,10 @@ def compare_attention(options, clock, shape, device, peak, rows):
 
 def shapes_of(options):
     """(model, shape), the most important first."""
+    if options.small and not options.only_attention:
+        for model, tokens, context in SMALL_LAYERS:
+            yield model, Shape(model, tokens, context, True)
+        return
     for tokens, context in SMALL["slices"] if options.small else SLICES:
         for model in ("llama", "llama_8_kv_heads") if options.only_attention else MODELS:
             # flash_benchmark has 8 key heads with 4096 tokens and without or with a long context only.

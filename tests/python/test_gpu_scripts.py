@@ -24,7 +24,7 @@ def run(script, monkeypatch, *arguments):
     return script.main()
 
 
-# A clock that only the layers advance, by one second each: two of them end within 2.5 seconds.
+# A clock that only the layers advance, by one second each: the second would end after 1.5 seconds.
 def test_layers_without_time_are_left_out(layers, monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(layers.time, "monotonic", lambda: now[0])
@@ -35,8 +35,9 @@ def test_layers_without_time_are_left_out(layers, monkeypatch, capsys):
         return True
 
     monkeypatch.setattr(layers, "compare_layer", compare)
-    assert run(layers, monkeypatch, "--seconds", "2.5") == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("left out, for lack of time: ")
+    assert run(layers, monkeypatch, "--seconds", "1.5") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "left out, for lack of time: llama_8_kv_heads, 16 tokens after 32"
     assert run(layers, monkeypatch, "--seconds", "-1") == 1
     assert "nothing compared in -1 s" in capsys.readouterr().err
     monkeypatch.setattr(layers, "compare_layer", lambda *arguments: compare(*arguments) and False)
@@ -74,31 +75,30 @@ json.dump({{"benchmarks": rows}}, open(flags["--benchmark_out"], "w"))
     return str(program)
 
 
-# Relative to PyTorch, GPT has half the speed without cuDNN and cublasLt and twice with them; Llama has its own speed, and
+# Relative to PyTorch, GPT has half the speed without cuDNN and cublasLt and twice with them; Llama has the same speed, and
 # half of it with them. The faster one counts.
 def test_the_faster_libraries_are_judged(layers, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(layers, "TimedLayer", TimesOfPyTorch)
     milliseconds = {
         "gpt": (2000, "F"),
         "gpt_fast": (500, "F"),
-        "llama": (1000, "F"),
-        "llama_fast": (2000, "F, cuDNN not found, libcudnn.so.9"),
         "llama_8_kv_heads": (1000, "F"),
-        "llama_8_kv_heads_fast": (1000, "F"),
+        "llama_8_kv_heads_fast": (2000, "F, cuDNN not found, libcudnn.so.9"),
     }
     results = tmp_path / "rows.json"
     assert run(layers, monkeypatch, "--sluice-layers", benchmark(tmp_path, milliseconds), "--json", str(results)) == 0
     out = capsys.readouterr().out
     assert "layer/gpt/tokens:16/context:0 has 0.50 of PyTorch's speed for F+B and 0.50 for W\n" in out
     assert "layer/gpt_fast/tokens:16/context:0 has 2.00 of PyTorch's speed for F+B and 2.00 for W (the faster one)\n" in out
-    assert "layer/llama/tokens:16/context:32 has 1.00 of PyTorch's speed for F+B and 1.00 for W (the faster one)\n" in out
-    assert "  llama_fast: cuDNN not found, libcudnn.so.9\n" in out
+    llama = "layer/llama_8_kv_heads/tokens:16/context:32"
+    assert f"{llama} has 1.00 of PyTorch's speed for F+B and 1.00 for W (the faster one)\n" in out
+    assert "  llama_8_kv_heads_fast: cuDNN not found, libcudnn.so.9\n" in out
     rows = {row["name"]: row for row in json.loads(results.read_text())["rows"]}
-    assert len(rows) == 2 * 6 * 3
+    assert len(rows) == 2 * 2 * 3
     assert rows["layer/gpt_fast/tokens:16/context:0/op:1"]["sluice_of_pytorch"] == 2
-    assert rows["layer/llama_fast/tokens:16/context:0/op:0"]["notes"] == ["cuDNN not found, libcudnn.so.9"]
+    assert rows["layer/llama_8_kv_heads_fast/tokens:16/context:32/op:0"]["notes"] == ["cuDNN not found, libcudnn.so.9"]
 
-    milliseconds["llama"] = (1100, "F")
+    milliseconds["llama_8_kv_heads"] = (1100, "F")
     assert run(layers, monkeypatch, "--sluice-layers", benchmark(tmp_path, milliseconds)) == 1
     assert "0.91 for W (the faster one): below 1.0\n" in capsys.readouterr().out
 
