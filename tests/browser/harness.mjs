@@ -106,27 +106,28 @@ export function settled(page) {
   }));
 }
 
-// Returns the colour, "#rrggbb", of timeline `which` at a time in seconds and a fraction of the height of a rank's row.
-export function colourAt(page, which, rank, seconds, height = 0.5) {
-  return page.evaluate(([k, r, t, s]) => {
+// Returns the colour, "#rrggbb", of timeline `which` at a time in seconds and a fraction of the height of a rank's row. `lane`:
+// compute or parts.
+export function colourAt(page, which, rank, seconds, height = 0.5, lane = 'compute') {
+  return page.evaluate(([k, r, t, s, kind]) => {
     const timeline = timelines[k];
-    const row = timeline.rows.find((each) => each.lane.kind === 'compute' && each.lane.rank === r);
+    const row = timeline.rows.find((each) => each.lane.kind === kind && each.lane.rank === r);
     const x = Math.floor(view.x(t * 1e9) * view.ratio);
     const y = Math.floor((row.y + row.height * s - timeline.box.scrollTop) * view.ratio);
     const [red, green, blue] = timeline.surface.context.getImageData(x, y, 1, 1).data;
     return '#' + [red, green, blue].map((value) => value.toString(16).padStart(2, '0')).join('');
-  }, [which, rank, seconds, height]);
+  }, [which, rank, seconds, height, lane]);
 }
 
 // Returns the position in the window of a time in seconds and the middle of a rank's row.
-export function placeOf(page, which, rank, seconds) {
-  return page.evaluate(([k, r, t]) => {
+export function placeOf(page, which, rank, seconds, lane = 'compute') {
+  return page.evaluate(([k, r, t, kind]) => {
     const timeline = timelines[k];
     timeline.box.scrollIntoView({block: 'center'});
-    const row = timeline.rows.find((each) => each.lane.kind === 'compute' && each.lane.rank === r);
+    const row = timeline.rows.find((each) => each.lane.kind === kind && each.lane.rank === r);
     const box = timeline.box.getBoundingClientRect();
     return [box.left + 1 + view.x(t * 1e9), box.top + 1 + row.y + row.height / 2 - timeline.box.scrollTop];
-  }, [which, rank, seconds]);
+  }, [which, rank, seconds, lane]);
 }
 
 export function test(name, body) { tests.push({name, body}); }

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import {readFileSync} from 'node:fs';
-import {colourAt, eventually, opened, placeOf, report, runAll, runsDespite, settled, sizeOf, source, test, write} from './harness.mjs';
+import {colourAt, command, eventually, opened, placeOf, report, runAll, runsDespite, settled, sizeOf, source, test, write} from './harness.mjs';
 
 const small = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1');
 const kForward = '#332288';
@@ -421,6 +421,83 @@ test('transfers and collectives have their own rows', async () => {
     await page.fill('#search', 'send B3 rank 1');
     await page.press('#search', 'Enter');
     assert.match(await page.textContent('#live'), /^send B3, transfer\. rank 1 to 0, [^]*bytes|^send B3, transfer\. rank 1 to 0/);
+  });
+});
+
+test('dispatch and combine have a lane below their rank', async () => {
+  const woven = ['--model', 'deepseek-v3', '--cluster', 'h800', '--pp', '16', '--ep', '64', '--gpus', '1024', '--seq-length', '4096',
+                 '--mbs', '1', '--gbs', '4096', '--mtp-num-layers', '0', '--schedule', 'dualpipe'];
+  const path = report(...woven);
+  const trace = write('woven.json', '');
+  command('simulate', ...woven, '--trace', trace);
+  const rank = 3;
+  const expected = JSON.parse(readFileSync(trace, 'utf8')).traceEvents.filter(
+    (each) => each.cat === 'part' && each.pid === rank + 1 && each.tid === 100000);
+  assert.ok(expected.length > 100);
+  await opened(path, {}, async (page) => {
+    // The parts of the trace, in time order.
+    const drawn = await page.evaluate((r) => {
+      const {run} = timelines[0];
+      const lane = run.lanes.find((each) => each.kind === 'parts' && each.rank === r);
+      const rows = [];
+      for (let i = lane.first; i < lane.last; ++i) {
+        rows.push({name: describeOp(run, i).title, start: run.start[i], end: run.end[i], label: labelOf(run, i),
+                   hidden: run.parts.hidden[run.parts.at[i - run.parts.first]]});
+      }
+      return rows;
+    }, rank);
+    assert.deepEqual(drawn.map(({name, start, end}) => [name, start, end]), expected.map(
+      (each) => [each.name, Math.round(each.ts * 1e3), Math.round((each.ts + each.dur) * 1e3)]));
+    // One below each compute lane.
+    const rows = await page.evaluate(() => timelines[0].rows.map(({lane}) => [lane.kind, lane.rank]));
+    assert.deepEqual(rows, Array.from({length: 16}, (_, r) => [['compute', r], ['parts', r]]).flat());
+    const legend = await page.textContent('#legend');
+    assert.ok(legend.includes('dispatch') && legend.includes('combine'), legend);
+    // The rank's first block, in its colours, with its tooltip.
+    const block = drawn.findIndex(({hidden, start, end}) => hidden > 0 && end - start > 1e6);
+    const {start, end, name, hidden} = drawn[block];
+    await page.evaluate(([t0, t1]) => view.show(t0, t1), [start - 4 * (end - start), end + 4 * (end - start)]);
+    await settled(page);
+    const colours = {d: '#9b59b6', c: '#d6a2e8'};
+    assert.equal(await colourAt(page, 0, rank, (0.8 * start + 0.2 * end) / 1e9, 0.9, 'parts'), colours[name[0]]);
+    await page.mouse.move(...await placeOf(page, 0, rank, (start + end) / 2e9, 'parts'));
+    await eventually(async () => {
+      const text = await page.locator('#card').innerText();
+      assert.ok(text.startsWith(name), text);
+      const percent = (100 * hidden / (end - start)).toFixed(1);
+      assert.match(text, new RegExp(`layer\\s+\\d+[^]*hidden\\s+[^]*\\(${percent} %\\)[^]*Within F\\d+\\+B\\d+ on rank ${rank}\\.`));
+    });
+    // The keyboard reaches them; Enter selects their op.
+    const live = (pattern) => eventually(async () => assert.match(await page.locator('#live').textContent(), pattern));
+    await page.click('#zoom-all');
+    await page.locator('.lanes').focus();
+    await page.keyboard.press('ArrowRight');
+    await live(/^F0, forward\. rank 0, /);
+    await page.keyboard.press('ArrowDown');
+    await live(/^(dispatch|combine)\(.\)\. rank 0, stage .*Within /);
+    await page.keyboard.press('ArrowRight');
+    await live(/^(dispatch|combine)\(.\)\. rank 0, /);
+    await page.keyboard.press('Enter');
+    await live(/, (forward|backward|input gradient|joint block)\. rank 0, /);
+    await page.keyboard.press('ArrowDown');
+    await page.keyboard.press('ArrowDown');
+    await live(/^F\d+, forward\. rank 1, /);
+    // Searches: 64 microbatches with 58 layers of experts, forward and backward; one F0 per rank, without its parts.
+    for (const [text, count] of [['dispatch', 2 * 64 * 58], ['combine', 2 * 64 * 58], ['dispatch, rank 1 mb 0', null], ['F0 rank 0', 1]]) {
+      await page.fill('#search', text);
+      const found = Number((await page.textContent('#found')).replace(/\D/g, ''));
+      if (count === null) assert.ok(found > 0 && found < 20, `${text}: ${found}`);
+      else assert.equal(found, count, text);
+    }
+    await page.fill('#search', '');
+    // The checkbox removes the lanes.
+    await page.uncheck('#show-parts');
+    assert.ok(await page.evaluate(() => timelines[0].rows.every(({lane}) => lane.kind === 'compute')));
+    assert.match(await page.textContent('.cards'), /Dispatch and combine\d+ % hidden/);
+  });
+  await opened(small, {}, async (page) => {
+    assert.ok(await page.locator('#show-parts').isHidden());
+    assert.ok(!/dispatch/.test(await page.textContent('#legend')));
   });
 });
 

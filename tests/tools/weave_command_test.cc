@@ -8,6 +8,7 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
+#include "tests/support/report_text.h"
 
 namespace sluice::test {
 namespace {
@@ -92,6 +93,41 @@ TEST(Weaves, AreDrawn) {
   EXPECT_THAT(read_file(svg), HasSubstr("#9b59b6"));
   // A trace with parts is read like one without.
   EXPECT_EQ(run_sluice(words("compare " + trace + " " + trace)).exit_code, 0);
+}
+
+TEST(Weaves, AreInTheReport) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("report.html");
+  const CommandResult result = run_sluice(words("simulate " + kWovenRun + "--schedule dualpipe --report " + path));
+  const std::string report = read_file(path);
+  // The number of the terminal.
+  const std::string percent = between(result.out, "s per rank, ", " % of it hidden");
+  EXPECT_THAT(report, HasSubstr("<dt>Dispatch and combine</dt><dd><strong>" + percent + " % hidden</strong>"));
+  // So are the parts.
+  const ReportColumns data = columns_of(report, 0);
+  std::vector<std::pair<std::int64_t, std::int64_t>> patterns;  // duration and hidden time, ns
+  std::size_t at = 0;
+  for (const std::int64_t size : data["pattern_parts"]) {
+    patterns.emplace_back();
+    for (const std::size_t end = at + static_cast<std::size_t>(size); at < end; ++at) {
+      patterns.back().first += data["part_duration"][at];
+      patterns.back().second += data["part_hidden"][at];
+    }
+  }
+  double all = 0;
+  double hidden = 0;
+  for (const std::int64_t pattern : data["part_pattern"]) {
+    if (pattern < 0) continue;
+    all += static_cast<double>(patterns[static_cast<std::size_t>(pattern)].first);
+    hidden += static_cast<double>(patterns[static_cast<std::size_t>(pattern)].second);
+  }
+  const json simulation = simulated("--schedule dualpipe");
+  EXPECT_NEAR(all / 1e9 / 16, simulation["expert_communication"]["communication_s"].get<double>(), 1e-3);
+  EXPECT_NEAR(hidden / all, simulation["expert_communication"]["hidden_fraction"].get<double>(), 1e-6);
+  // Dense models have neither.
+  run_sluice(words("simulate --schedule 1f1b --pp 2 --microbatches 2 --report " + path));
+  EXPECT_THAT(read_file(path), Not(HasSubstr("<dt>Dispatch and combine</dt>")));
+  EXPECT_FALSE(columns_of(read_file(path), 0).header.contains("parts"));
 }
 
 TEST(WeaveCommand, PrintsTheBlockOfAScenario) {

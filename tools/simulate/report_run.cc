@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "model/cost/woven_blocks.h"
 #include "model/schedule/family.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
@@ -91,6 +92,11 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
     out.push_back({"Makespan", time_text(metrics.makespan), fmt::format("for {} batches", schedule.num_batches()),
                    to_seconds(metrics.makespan)});
   }
+  if (const ExpertCommunication experts = expert_communication(setup); experts.seconds > 0) {
+    out.push_back({"Dispatch and combine", fmt::format("{:.0f} % hidden", 100 * experts.hidden()),
+                   fmt::format("behind compute of the same rank, of {:.4g} s per rank", experts.seconds),
+                   experts.hidden(), true});
+  }
   out.push_back({"Period", time_text(prediction.period),
                  "time per batch when batches follow each other without a barrier", to_seconds(prediction.period)});
   for (ReportMetric& metric : timeline_headline(metrics, prediction.idle, prediction.critical_path)) {
@@ -100,6 +106,17 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
 }
 
 }  // namespace
+
+ExpertCommunication expert_communication(const Setup& setup) {
+  ExpertCommunication mean;
+  if (setup.scenario().training.ep == 1) return mean;
+  const auto ranks = WovenBlocks(setup.graph(), setup.cost()).by_rank();
+  for (const WovenBlocks::Communication& rank : ranks) {
+    mean.seconds += rank.seconds / static_cast<double>(ranks.size());
+    mean.exposed_s += rank.exposed_s / static_cast<double>(ranks.size());
+  }
+  return mean;
+}
 
 std::vector<ReportMetric> timeline_headline(const Metrics& metrics, const std::vector<IdleByCause>& idle,
                                             const CriticalPath& path) {

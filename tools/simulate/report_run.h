@@ -23,6 +23,15 @@ std::string schedule_name(const Setup& setup);
 // Returns for example "zb-v, 4 ranks, 8 microbatches".
 std::string run_title(const Setup& setup);
 
+// Dispatch and combine of experts per iteration: the mean over ranks, of which a part is exposed.
+struct ExpertCommunication {
+  double seconds = 0;
+  double exposed_s = 0;
+  double hidden() const { return seconds > 0 ? 1 - exposed_s / seconds : 0; }
+};
+// Returns 0 s without expert parallelism.
+ExpertCommunication expert_communication(const Setup& setup);
+
 // Returns the figures of a report that a timeline alone has: bubble, span, critical path.
 std::vector<ReportMetric> timeline_headline(const Metrics& metrics, const std::vector<IdleByCause>& idle,
                                             const CriticalPath& path);

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "model/cost/woven_blocks.h"
 #include "model/to_size.h"
 #include "model/workload/transformer_footprint.h"
 #include "tools/command/calibration_warning.h"
@@ -34,23 +33,6 @@ OrderedJson by_class(const BytesByClass& bytes) {
     out[std::string(kMemoryClassNames[i])] = bytes[i];
   }
   return out;
-}
-
-// Dispatch and combine of experts per iteration: the mean over ranks, of which a part is exposed.
-struct ExpertCommunication {
-  double seconds = 0;
-  double exposed_s = 0;
-  double hidden() const { return seconds > 0 ? 1 - exposed_s / seconds : 0; }
-};
-ExpertCommunication expert_communication(const Setup& setup) {
-  ExpertCommunication mean;
-  if (setup.scenario().training.ep == 1) return mean;
-  const auto ranks = WovenBlocks(setup.graph(), setup.cost()).by_rank();
-  for (const WovenBlocks::Communication& rank : ranks) {
-    mean.seconds += rank.seconds / static_cast<double>(ranks.size());
-    mean.exposed_s += rank.exposed_s / static_cast<double>(ranks.size());
-  }
-  return mean;
 }
 
 OrderedJson idle_json(const IdleByCause& idle) {

@@ -19,9 +19,9 @@ struct DrawnRun {
   const OpGraph* graph = nullptr;
   const Timeline* timeline = nullptr;
   const Metrics* metrics = nullptr;
-  std::span<const RankMemory> memory;          // by rank, with samples; empty = draw no memory
-  std::string title;                           // "zb-v, 4 ranks, 8 microbatches"
-  std::vector<PartRow> parts;                  // of layers with experts: dispatch and combine are drawn as a lane
+  std::span<const RankMemory> memory;  // by rank, with samples; empty = draw no memory
+  std::string title;                   // "zb-v, 4 ranks, 8 microbatches"
+  std::vector<PartRow> parts;          // of layers with experts (part_rows): dispatch and combine are drawn as a lane
   std::optional<std::int64_t> capacity_bytes;  // memory of a device available to tensors
 };
 

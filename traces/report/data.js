@@ -15,11 +15,14 @@ const kClasses = [
   {letter: 'R', name: 'recomputation'},
   {letter: 'C', name: 'communication'},
   {letter: 'O', name: 'optimizer'},
+  {letter: 'D', name: 'dispatch'},
+  {letter: 'C', name: 'combine'},
 ];
 
 function classOf(kind) {
   if (kind < 8) return kind & 3;
   if (kind < 12) return 4;
+  if (isPart(kind)) return 7 + kind - kDispatch;
   return kind === kOptimizer ? 6 : kCommunication;
 }
 
@@ -121,14 +124,14 @@ async function loadRun(index, name) {
 // Returns the run of a header and the columns that it lists.
 function decodeRun(header, buffer, name) {
   const columns = columnsOf(header.columns, buffer);
-  const {kind, stage, slice, critical, microbatch, need, slack, gap: start, duration} = columns;
-  const n = kind.length;
-  const end = new Float64Array(n);
+  const {kind, critical, microbatch, need, slack, gap: start, duration} = columns;
+  let ops = {kind, stage: columns.stage, slice: columns.slice, critical, microbatch, need, slack, start,
+             end: new Float64Array(kind.length)};
   const lanes = [];
   let first = 0;
   for (const row of header.lanes) {
     const last = first + row.ops;
-    unrollTimes(start, duration, end, first, last);
+    unrollTimes(start, duration, ops.end, first, last);
     const lastMicrobatch = new Int32Array(18);
     const lastNeed = new Int32Array(18);
     const lastSlack = new Float64Array(18);
@@ -141,19 +144,22 @@ function decodeRun(header, buffer, name) {
     lanes.push({kind: row.kind, rank: row.rank, peer: row.peer ?? -1, latency: row.latency ?? 0, first, last});
     first = last;
   }
+  // Instantaneous ops, which are drawn where a column of pixels is free.
+  const instants = [];
+  const criticalOps = [];
+  for (let i = 0; i < kind.length; ++i) {
+    if (duration[i] === 0) instants.push(i);
+    if (critical[i]) criticalOps.push(i);
+  }
+  let parts = null;
+  if (header.parts) ({ops, parts} = appendParts(ops, lanes, header.parts, columns));
+  const n = ops.kind.length;
 
   // By op: index of its partner, for joint blocks.
   let partnerOf = null;
   if (columns.partner_kind.length > 0) {
     partnerOf = new Int32Array(n).fill(-1);
     for (let i = 0, joint = 0; i < n; ++i) if (kind[i] >= 4 && kind[i] < 8) partnerOf[i] = joint++;
-  }
-  // Instantaneous ops, which are drawn where a column of pixels is free.
-  const instants = [];
-  const criticalOps = [];
-  for (let i = 0; i < n; ++i) {
-    if (duration[i] === 0) instants.push(i);
-    if (critical[i]) criticalOps.push(i);
   }
 
   const idle = {first: [0], start: columns.idle_gap, end: new Float64Array(columns.idle_gap.length),
@@ -163,7 +169,7 @@ function decodeRun(header, buffer, name) {
     unrollTimes(idle.start, columns.idle_duration, idle.end, begin, begin + count);
     idle.first.push(begin + count);
   }
-  const run = {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, idle, partnerOf, instants, criticalOps,
+  const run = {name, n, ...ops, lanes, parts, idle, partnerOf, instants, criticalOps,
                partner: {kind: columns.partner_kind, stage: columns.partner_stage, slice: columns.partner_slice,
                          microbatch: columns.partner_microbatch},
                memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,

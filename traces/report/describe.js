@@ -7,6 +7,7 @@ const kCauseWords = {warm_up: 'warm-up', drain: 'drain', sender: 'sender', slice
 // Returns the label of an op: letter, microbatch, slice.
 function labelOf(run, i) {
   const kind = run.kind[i];
+  if (isPart(kind)) return labelOfPart(run, i);
   if (kind === kCollective) return run.collectives[run.stage[i]].name;
   if (kind === kOptimizer) return 'O' + run.microbatch[i];
   const slice = (s) => run.sliced ? '.' + s : '';
@@ -75,8 +76,9 @@ function waitText(run, i) {
 
 // Returns a title, pairs of term and value, and sentences.
 function describeOp(run, i) {
-  const lane = laneOf(run, i);
   const kind = run.kind[i];
+  if (isPart(kind)) return describePart(run, i);
+  const lane = laneOf(run, i);
   const pairs = [];
   pairs.push(['rank', lane.kind === 'link' ? `${lane.rank} to ${lane.peer}` : String(lane.rank)]);
   const stages = run.stagesOf[lane.rank];
@@ -163,7 +165,8 @@ function parseSearch(text) {
     if (key) terms.push({key: key.toLowerCase(), number: Number(number)});
     if (word) terms.push({key: word.toLowerCase()});
     const plain = name && name.toLowerCase().replace(/\s+/, ' ');
-    if (name) terms.push({key: 'op', letter: kClasses.find((each) => each.name === plain).letter});
+    const named = name && kClasses.findIndex((each) => each.name === plain);
+    if (name) terms.push(named > 6 ? {key: 'part', kind: kDispatch + named - 7} : {key: 'op', letter: kClasses[named].letter});
     if (letter) terms.push({key: 'op', letter: letter.toUpperCase(), microbatch, slice});
   }
   return {terms};
@@ -189,22 +192,23 @@ function searched(run, terms) {
       const fits = (term) => {
         switch (term.key) {
           case 'mb':
-          case 'microbatch': return kind < 16 && either(run.microbatch, partner.microbatch, term.number);
-          case 'step': return kind >= 16 && run.microbatch[i] === term.number;
+          case 'microbatch': return (kind < 16 || isPart(kind)) && either(run.microbatch, partner.microbatch, term.number);
+          case 'step': return (kind === kCollective || kind === kOptimizer) && run.microbatch[i] === term.number;
           case 'stage': return kind === kCollective ? run.collectives[run.stage[i]].stage === term.number :
             either(run.stage, partner.stage, term.number);
           case 'chunk': return kind < 12 && chunks.size > 1 &&
             (chunks.get(run.stage[i]) === term.number || (p >= 0 && chunks.get(partner.stage[p]) === term.number));
-          case 'slice': return kind < 16 && either(run.slice, partner.slice, term.number);
+          case 'slice': return (kind < 16 || isPart(kind)) && either(run.slice, partner.slice, term.number);
           case 'rank': return lane.rank === term.number;
           case 'send':
           case 'transfer': return transfer;
           case 'collective': return kind === kCollective;
+          case 'part': return kind === term.kind;
           case 'joint': return p >= 0;
           case 'recompute': return kind >= 8 && kind < 12;
           default:
             if (term.letter === 'C') return classOf(kind) === kCommunication;
-            if (transfer && !sends) return false;
+            if (isPart(kind) || (transfer && !sends)) return false;
             return opIs(kind, run.microbatch[i], run.slice[i], term) ||
               (p >= 0 && opIs(partner.kind[p], partner.microbatch[p], partner.slice[p], term));
         }

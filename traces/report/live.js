@@ -280,7 +280,7 @@ function update() {
   view.paint();
   const end = performance.now();
   if (live.frames.push({simulate: simulated - begin, draw: end - simulated}) > 2000) live.frames.shift();
-  byId('spent').textContent = `${countText(timelines[0].run.n)} ops: simulated in ${(simulated - begin).toFixed(1)} ms, drawn in ${(end - simulated).toFixed(1)} ms`;
+  byId('spent').textContent = `${countText(timelines[0].run.parts?.first ?? timelines[0].run.n)} ops: simulated in ${(simulated - begin).toFixed(1)} ms, drawn in ${(end - simulated).toFixed(1)} ms`;
   clearTimeout(live.tables);
   live.tables = setTimeout(showRest, 200);
   return undefined;

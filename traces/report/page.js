@@ -131,6 +131,7 @@ function layout() {
 // Hides the checkboxes of lanes that no run has.
 function offerLanes() {
   const has = (kind) => timelines.some(({run}) => run.lanes.some((lane) => lane.kind === kind && lane.last > lane.first));
+  byId('show-parts').closest('label').hidden = !has('parts');
   byId('show-links').closest('label').hidden = !has('link');
   byId('show-collectives').closest('label').hidden = !has('collective');
 }
@@ -146,7 +147,7 @@ function controls() {
   byId('zoom-in').addEventListener('click', () => view.zoom(middle(), 2));
   byId('zoom-out').addEventListener('click', () => view.zoom(middle(), 0.5));
   byId('zoom-all').addEventListener('click', () => view.all());
-  for (const [id, key] of [['show-links', 'links'], ['show-collectives', 'collectives'], ['show-path', 'path'],
+  for (const [id, key] of [['show-parts', 'parts'], ['show-links', 'links'], ['show-collectives', 'collectives'], ['show-path', 'path'],
                            ['show-patterns', 'patterns']]) {
     byId(id).addEventListener('change', (event) => {
       shown[key] = event.target.checked;

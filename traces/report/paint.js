@@ -3,8 +3,8 @@
 // not on the number of ops. Text and outlines are drawn on top.
 
 // By class. The dark theme has the same hues, lightened where the contrast would be too low.
-const kLightClasses = ['#332288', '#d55e00', '#ffd23f', '#00735c', '#66ccee', '#9b59b6', '#661100'];
-const kDarkClasses = ['#6152e6', '#e8700a', '#ffd23f', '#0a8f73', '#7fdcf7', '#b565d6', '#96321c'];
+const kLightClasses = ['#332288', '#d55e00', '#ffd23f', '#00735c', '#66ccee', '#9b59b6', '#661100', '#9b59b6', '#d6a2e8'];
+const kDarkClasses = ['#6152e6', '#e8700a', '#ffd23f', '#0a8f73', '#7fdcf7', '#b565d6', '#96321c', '#b565d6', '#e6c2f2'];
 
 let colours = null;  // of the current theme
 
@@ -58,6 +58,8 @@ const kPatterns = [
   (x) => x % 5 < 2,
   (x, y) => y % 5 < 1,
   (x, y) => (x + y) % 8 < 1 || (x - y & 7) < 1,
+  (x) => x % 3 < 1,
+  (x, y) => x % 4 < 1 && y % 4 < 1,
 ];
 
 class Surface {

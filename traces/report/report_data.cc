@@ -9,6 +9,7 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "model/to_size.h"
+#include "traces/report/part_data.h"
 
 namespace sluice::traces {
 namespace {
@@ -149,6 +150,7 @@ class RunEncoder {
     add_ops(header);
     add_idle(header);
     if (!run_.memory.empty() && graph_.has_bytes()) add_memory(header);
+    add_parts(header);
     header["columns"] = columns_.names();
     return {header.dump(), columns_.take()};
   }
@@ -298,6 +300,22 @@ class RunEncoder {
       columns_.add(("memory_" + std::string(kMemoryClassNames[c])).c_str(), bytes[c]);
     }
     header["memory"] = {{"classes", std::move(classes)}, {"samples", count}, {"thinned", reduce}};
+  }
+
+  void add_parts(OrderedJson& header) {
+    const PartData parts = part_data(run_.parts, timeline_, graph_.schedule().num_ranks());
+    if (parts.empty()) return;
+    header["parts"] = {{"names", parts.names}, {"merged", parts.merged}};
+    std::vector<std::int32_t> pattern;
+    pattern.reserve(order_.vertices.size());
+    for (const VertexId v : order_.vertices) pattern.push_back(parts.pattern_of[v]);
+    columns_.add("part_pattern", pattern);
+    columns_.add("pattern_parts", parts.num_parts);
+    columns_.add("part_gap", parts.gap);
+    columns_.add("part_duration", parts.duration);
+    columns_.add("part_hidden", parts.hidden);
+    columns_.add("part_layer", parts.layer);
+    columns_.add("part_name", parts.name);
   }
 
   // Reduces samples to about `max_samples`: the first, the last, and the minimum and maximum of each of max_samples / 2

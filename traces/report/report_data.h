@@ -31,6 +31,11 @@ inline constexpr std::int64_t kMaxReportSamples = 2'000'000;
 //   idle_gap, idle_duration, idle_cause, idle_from, idle_next, idle_need     as in IdleInterval, with op indices
 // Memory, rank by rank; differences from the previous sample:
 //   memory_time, memory_<class>
+// With experts (`parts` in the header: the names of parts, and whether they were merged), dispatch and combine within
+// ops by pattern (PartData):
+//   part_pattern    by op: the index of its pattern, -1 for none
+//   pattern_parts   by pattern: its number of parts
+//   part_gap, part_duration, part_hidden, part_layer, part_name      pattern by pattern
 struct ReportData {
   std::string header;
   std::string columns;

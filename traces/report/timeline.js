@@ -1,9 +1,10 @@
 
-// Draws the lanes of one run: one row per rank for compute, and optional rows for its transfers and collectives.
+// Draws the lanes of one run: one row per rank for compute, and optional rows for dispatch and combine, transfers and
+// collectives.
 
 const kAxis = 24;
 const timelines = [];
-const shown = {links: false, collectives: false, path: false, patterns: false};
+const shown = {parts: true, links: false, collectives: false, path: false, patterns: false};
 let cursorOwner = null;  // the timeline whose cursor is set
 
 class Timeline {
@@ -54,17 +55,19 @@ class Timeline {
     const {run} = this;
     const most = run.ranks <= 8 ? 30 : run.ranks <= 16 ? 24 : run.ranks <= 32 ? 18 : run.ranks <= 64 ? 12 : 9;
     // Rows are flatter, but at least 18 px high, to show all ranks.
-    const fitting = Math.floor((room - kAxis - 4) / run.ranks) - 3;
+    const withParts = shown.parts && run.parts;
+    const fitting = Math.floor((room - kAxis - 4) / run.ranks) - (withParts ? 14 : 3);
     const height = Math.min(most, Math.max(fitting, 18));
     this.gap = height >= 18 ? 3 : 1;
     this.rows = [];
     const side = run.ranks > 64 ? 5 : height >= 24 ? 11 : 7;
     let y = kAxis + 2;
-    const byRank = Array.from({length: run.ranks}, () => ({links: [], collective: null}));
+    const byRank = Array.from({length: run.ranks}, () => ({links: [], collective: null, parts: null}));
     for (const lane of run.lanes) {
       if (lane.first === lane.last) continue;
       if (lane.kind === 'link') byRank[lane.rank].links.push(lane);
       if (lane.kind === 'collective') byRank[lane.rank].collective = lane;
+      if (lane.kind === 'parts') byRank[lane.rank].parts = lane;
     }
     const add = (lane, tall) => {
       this.rows.push({lane, y, height: tall});
@@ -72,6 +75,7 @@ class Timeline {
     };
     for (let rank = 0; rank < run.ranks; ++rank) {
       add(run.lanes[rank], height);
+      if (shown.parts && byRank[rank].parts) add(byRank[rank].parts, side);
       if (shown.links) for (const lane of byRank[rank].links) add(lane, side);
       if (shown.collectives && byRank[rank].collective) add(byRank[rank].collective, side);
     }
@@ -196,13 +200,13 @@ class Timeline {
       const middle = row.y - top + row.height / 2;
       if (middle - 6 < free) continue;
       const {lane} = row;
-      const links = shown.links || shown.collectives;
+      const links = shown.links || shown.collectives || (shown.parts && this.run.parts);
       if (lane.kind !== 'compute' && (row.height < 11 || narrow)) continue;
       if (lane.kind === 'compute' && links && this.run.ranks > 32 && lane.rank % 4 > 0) continue;
       context.fillStyle = lane.kind === 'compute' ? colours.text : colours.soft;
       if (lane.kind !== 'compute') context.font = kFont(10);
       else context.font = kFont(12);
-      const text = lane.kind === 'link' ? '→ ' + lane.peer : lane.kind === 'collective' ? 'coll.' :
+      const text = lane.kind === 'link' ? '→ ' + lane.peer : lane.kind === 'collective' ? 'coll.' : lane.kind === 'parts' ? 'experts' :
         (narrow ? 'r' : 'rank ') + lane.rank;
       context.fillText(text, view.gutter - 7, middle + 0.5);
       free = middle + 6;

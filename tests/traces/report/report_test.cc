@@ -5,6 +5,7 @@
 
 #include <array>
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 #include "model/errors.h"
@@ -16,6 +17,7 @@
 #include "tests/support/simulated.h"
 #include "tests/support/trace_text.h"
 #include "traces/report/packed.h"
+#include "traces/report/part_data.h"
 #include "traces/report/report_data.h"
 #include "traces/report/report_tables.h"
 
@@ -35,7 +37,7 @@ struct ReportInput {
   ReportRun report_run(const std::string& name) const {
     ReportRun out;
     out.name = name;
-    out.drawn = {.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics, .memory = memory};
+    out.drawn = {.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics, .memory = memory, .parts = parts};
     out.headline = {{"Makespan", "33 s", "first start to last end", 33.0}};
     out.scenario = "{\"schedule\": \"1f1b\"}";
     return out;
@@ -44,6 +46,7 @@ struct ReportInput {
   Simulated run;
   Metrics metrics;
   std::vector<RankMemory> memory;
+  std::vector<PartRow> parts;
 };
 
 std::string text_of(const Report& report) {
@@ -337,6 +340,108 @@ TEST(Report, ManyMemorySamplesAreReducedToExtremes) {
   EXPECT_EQ(most, 1000);
   EXPECT_EQ(std::accumulate(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(first), std::int64_t{0}),
             1'100'000);
+}
+
+// Adds `layers` layers to each op of a run: per layer attention, dispatch, experts and combine of equal duration in
+// sequence; the attention of the next layer runs beside the second half of combine.
+void add_layers(ReportInput& drawn, int layers) {
+  const Timeline& timeline = drawn.run.timeline;
+  for (VertexId v = 0; v < drawn.run.graph.size(); ++v) {
+    const Vertex& vertex = drawn.run.graph[v];
+    if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
+    const Duration unit = (timeline.end[v] - timeline.start[v]) / (8 * layers + 1);
+    for (int layer = 0; layer < layers; ++layer) {
+      for (int part = 0; part < static_cast<int>(kNumLayerParts); ++part) {
+        const Duration start = timeline.start[v] + (8 * layer + 2 * part) * unit;
+        drawn.parts.push_back({.vertex = v,
+                               .rank = drawn.run.graph.rank_of(v),
+                               .part = {static_cast<LayerPart>(part), vertex.op},
+                               .layer = layer,
+                               .start = part == 0 && layer > 0 ? start - unit : start,
+                               .end = start + 2 * unit});
+      }
+    }
+  }
+}
+
+// Checks that the patterns of ops give the times of `drawn.parts` that communicate.
+void expect_parts(const ReportInput& drawn, const ReportColumns& data) {
+  std::vector<VertexId> vertex_at;
+  for (const auto& lane : lanes_of(drawn.run.graph)) vertex_at.insert(vertex_at.end(), lane.begin(), lane.end());
+  ASSERT_EQ(data["part_pattern"].size(), vertex_at.size());
+  std::vector<std::size_t> first = {0};
+  for (const std::int64_t size : data["pattern_parts"]) first.push_back(first.back() + static_cast<std::size_t>(size));
+  ASSERT_EQ(data["part_gap"].size(), first.back());
+  std::map<VertexId, std::vector<PartRow>> expected;
+  for (const PartRow& part : drawn.parts) {
+    if (communicates(part.part.part)) expected[part.vertex].push_back(part);
+  }
+  std::size_t with_parts = 0;
+  for (std::size_t i = 0; i < vertex_at.size(); ++i) {
+    if (data["part_pattern"][i] < 0) continue;
+    ++with_parts;
+    const auto pattern = static_cast<std::size_t>(data["part_pattern"][i]);
+    const std::vector<PartRow>& parts = expected.at(vertex_at[i]);
+    ASSERT_EQ(parts.size(), first[pattern + 1] - first[pattern]);
+    std::int64_t free = drawn.run.timeline.start[vertex_at[i]].count();
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+      const std::size_t at = first[pattern] + k;
+      ASSERT_EQ(free += data["part_gap"][at], parts[k].start.count());
+      ASSERT_EQ(free += data["part_duration"][at], parts[k].end.count());
+      ASSERT_EQ(data["part_layer"][at], parts[k].layer);
+      const auto name = static_cast<std::size_t>(data["part_name"][at]);
+      ASSERT_EQ(data.header.at("parts").at("names").at(name), to_string(parts[k].part));
+      // The next layer's attention covers half of a combine; the last layer has no next one.
+      const bool covered = parts[k].part.part == LayerPart::combine && k + 1 < parts.size();
+      ASSERT_EQ(data["part_hidden"][at], covered ? (parts[k].end - parts[k].start).count() / 2 : 0);
+    }
+  }
+  EXPECT_EQ(with_parts, expected.size());
+}
+
+TEST(Report, PartsRoundTrip) {
+  ReportInput drawn(simulated("dualpipe", {.ranks = 4, .microbatches = 10}, "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17"));
+  const ReportColumns without = columns_of(text_of(drawn), 0);
+  EXPECT_FALSE(without.header.contains("parts"));
+  EXPECT_FALSE(without.columns.contains("part_pattern"));
+  add_layers(drawn, 3);
+  const ReportColumns data = columns_of(text_of(drawn), 0);
+  EXPECT_FALSE(data.header.at("parts").at("merged").get<bool>());
+  expect_parts(drawn, data);
+  // F, B, I, W and joint blocks that start with F or with B.
+  EXPECT_LE(data["pattern_parts"].size(), 6U);
+  // All else is as without parts.
+  for (const auto& [name, values] : without.columns) EXPECT_EQ(data[name], values) << name;
+  // Parts that only compute are no communication.
+  std::erase_if(drawn.parts, [](const PartRow& part) { return communicates(part.part.part); });
+  EXPECT_EQ(columns_of(text_of(drawn), 0).header, without.header);
+}
+
+TEST(Report, ManyPartsAreMerged) {
+  // 2 ranks with 2 x 500 ops, of 2 x 600 parts that communicate: 2.4 million. 1/4 of a combine is hidden on average.
+  ReportInput drawn(simulated("1f1b", {.ranks = 2, .microbatches = 500}));
+  add_layers(drawn, 600);
+  const PartData merged = part_data(drawn.parts, drawn.run.timeline, 2);
+  EXPECT_TRUE(merged.merged);
+  EXPECT_EQ(merged.names, (std::vector<std::string>{"dispatch", "combine"}));
+  std::int64_t parts = 0;
+  HiddenCommunication sum;
+  for (const std::int32_t pattern : merged.pattern_of) {
+    if (pattern < 0) continue;
+    parts += merged.num_parts[pattern];
+    const auto first = std::accumulate(merged.num_parts.begin(), merged.num_parts.begin() + pattern, std::ptrdiff_t{0});
+    for (std::ptrdiff_t i = first; i < first + merged.num_parts[pattern]; ++i) {
+      ASSERT_GE(merged.gap[i], 0);
+      sum.all += Duration(merged.duration[i]);
+      sum.hidden += Duration(merged.hidden[i]);
+    }
+  }
+  EXPECT_LE(parts, kMaxReportParts);
+  EXPECT_GT(parts, kMaxReportParts / 2);
+  const HiddenCommunication expected = hidden_of_run(drawn.parts, 2);
+  EXPECT_EQ(sum.all, expected.all);
+  EXPECT_NEAR(sum.fraction(), expected.fraction(), 1e-5);
+  EXPECT_NEAR(expected.fraction(), 0.25, 1e-3);
 }
 
 TEST(Report, FailureKeepsTheExistingFile) {
