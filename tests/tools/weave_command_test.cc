@@ -91,6 +91,8 @@ TEST(Weaves, AreDrawn) {
   }
   EXPECT_EQ(dispatches, 64 * 58);  // per microbatch, all layers with experts
   EXPECT_THAT(read_file(svg), HasSubstr("#9b59b6"));
+  const std::string percent = between(result.out, "s per rank, ", " % of it hidden");
+  EXPECT_THAT(read_file(svg), HasSubstr(", " + percent + " % of dispatch and combine hidden</text>"));
   // A trace with parts is read like one without.
   EXPECT_EQ(run_sluice(words("compare " + trace + " " + trace)).exit_code, 0);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "model/errors.h"
@@ -21,6 +22,7 @@ constexpr double kCaptionHeight = 9;  // between the rows and the memory plot, w
 constexpr double kCaptionLine = 11;
 constexpr double kHeldHeight = 64;
 constexpr double kRunGap = 14;  // between two runs
+constexpr double kLane = 6;     // of dispatch and combine, with its gap
 constexpr double kLegendLine = 17;
 constexpr double kTitleSize = 12;
 constexpr double kTextSize = 10;
@@ -55,8 +57,11 @@ class Figure {
       rows += panel.rows.rows().size();
       joint |= panel.rows.has_joint_blocks();
     }
-    pitch_ = std::clamp(std::floor(420.0 / static_cast<double>(rows)), 10.0, joint ? 24.0 : 18.0);
-    labels_ = choose_labels(rooms, std::min(kTextSize, (joint ? 0.42 : 0.66) * pitch_));
+    const double pitch = std::clamp(std::floor(420.0 / static_cast<double>(rows)), 10.0, joint ? 24.0 : 18.0);
+    labels_ = choose_labels(rooms, std::min(kTextSize, (joint ? 0.42 : 0.66) * pitch));
+    const bool experts =
+        std::any_of(panels_.begin(), panels_.end(), [](const Panel& panel) { return panel.rows.has_experts(); });
+    sizes_ = {.pitch = pitch + (experts ? kLane : 0), .lane = experts ? kLane : 0};
   }
 
   std::string draw() {
@@ -66,10 +71,10 @@ class Figure {
     if (options_.title && !options_.title->empty() && panels_.size() > 1) y = draw_bold(body, *options_.title, y) + 4;
     for (Panel& panel : panels_) {
       y = draw_title(body, panel, y);
-      panel.rows.draw(body, y, pitch_, scale_, labels_, shown_);
-      panel.rows.draw_expert_communication(body, y, pitch_, scale_, shown_);
-      if (options_.transfers) panel.rows.draw_communication(body, y, pitch_, scale_, shown_);
-      y += pitch_ * static_cast<double>(panel.rows.rows().size());
+      panel.rows.draw(body, y, sizes_, scale_, labels_, shown_);
+      panel.rows.draw_experts(body, y, sizes_, scale_, shown_);
+      if (options_.transfers) panel.rows.draw_communication(body, y, sizes_, scale_, shown_);
+      y += sizes_.pitch * static_cast<double>(panel.rows.rows().size());
       if (panel.held.most > 0) {
         y += kCaptionHeight + kCaptionLine * static_cast<double>(caption(panel).size());
         draw_held(body, panel, y);
@@ -96,7 +101,8 @@ class Figure {
   double longest() const { return to_seconds(scale_.longest) / unit_.seconds; }
   double right() const { return options_.width - kRight; }
 
-  // "makespan 33 s, bubble 27.3 %"; for the second run also the difference from the first.
+  // "makespan 33 s, bubble 27.3 %", with experts also "56 % of dispatch and combine hidden"; for the second run also
+  // the difference from the first.
   std::string result(const Panel& panel) const {
     const Metrics& metrics = *panel.run->metrics;
     std::string text = fmt::format("makespan {:.4g} {}", to_seconds(metrics.makespan) / unit_.seconds, unit_.name);
@@ -104,7 +110,13 @@ class Figure {
     if (&panel != &panels_.front() && first > 0) {
       text += fmt::format(" ({:+.1f} %)", 100 * (to_seconds(metrics.makespan) / first - 1));
     }
-    return text + fmt::format(", bubble {:.1f} %", 100 * metrics.bubble_fraction);
+    text += fmt::format(", bubble {:.1f} %", 100 * metrics.bubble_fraction);
+    if (panel.rows.has_experts()) {
+      const int ranks = panel.run->graph->schedule().num_ranks();
+      text += fmt::format(", {:.0f} % of dispatch and combine hidden",
+                          100 * hidden_of_run(panel.run->parts, ranks).fraction());
+    }
+    return text;
   }
 
   std::string page_title() const {
@@ -291,6 +303,13 @@ class Figure {
     };
     shades(shown_.chunks, "chunk");
     shades(shown_.slices, "slice");
+    if (shown_.experts) {
+      for (const auto& [name, colour] : {std::pair("dispatch", palette::kDispatch), {"combine", palette::kCombine}}) {
+        flow.take(kBoxWidth + 4 + text_width(name, kTextSize));
+        box(flow.x, colour);
+        words(kBoxWidth, name);
+      }
+    }
     if (shown_.communication) {
       constexpr std::string_view kWords = "communication";
       flow.take(kBoxWidth + 4 + text_width(kWords, kTextSize));
@@ -311,8 +330,8 @@ class Figure {
   std::vector<Panel> panels_;
   TimeScale scale_;
   TimeUnit unit_;
-  double step_ = 1;    // between ticks, in time units
-  double pitch_ = 18;  // px, from row to row
+  double step_ = 1;  // between ticks, in time units
+  RowSizes sizes_;
   Labels labels_;
   Shown shown_;
 };

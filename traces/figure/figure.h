@@ -25,7 +25,7 @@ struct FigureOptions {
 // Ops are labelled with kind, microbatch and slice (B3, B3b) if that fits nearly everywhere, else with microbatch and
 // slice, else with the microbatch; without the kind in the label, kinds are hatched so that they differ in more than
 // colour. Chunks, or slices if ranks have one chunk, are shades from dark to light. The two ops of a joint block are
-// drawn one above the other. Dispatch and combine of experts are a band at the bottom of their rank's row. Adjacent ops
+// drawn one above the other. Dispatch and combine of experts are a lane below the ops of their rank. Adjacent ops
 // of one colour narrower than 5 px are drawn as one. Sequences of many ops narrower than half a px are drawn as columns
 // of one px in which the height of each colour is its fraction of time; a note in the figure explains them. Throws
 // InputError unless there are one or two runs and the width is from 240 to 20000 px.

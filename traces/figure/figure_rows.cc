@@ -18,6 +18,7 @@ constexpr double kOutlined = 5;           // px; narrower ops have no outline, w
 constexpr double kHatched = 4;            // px, period of the hatches; narrower shapes have none
 constexpr double kTouching = 0.005;       // px; ops with a smaller gap are drawn without one
 constexpr double kLabelMargin = 1.5;      // px, total space between a label and the edges of its op
+constexpr double kLaneGap = 1;            // px, between the ops and the lane of dispatch and combine
 constexpr double kSmallestLabel = 6;
 constexpr int kMaxTransfers = 4000;
 
@@ -27,8 +28,17 @@ Swatch swatch_of(const Vertex& op) {
   return static_cast<Swatch>(op.op);
 }
 
-// The height of a row without the gap to the next one.
-double row_height(double pitch) { return pitch - (pitch >= 14 ? 2 : 1); }
+// The height of the ops of a row, without the lane below them and the gap to the next row.
+double ops_height(const RowSizes& sizes) {
+  const double pitch = sizes.pitch - sizes.lane;
+  return pitch - (pitch >= 14 ? 2 : 1);
+}
+
+// Path data of a box. Edges are rounded, not sizes, so that adjacent boxes touch.
+std::string box(double from, double y, double to, double height) {
+  const std::string width = px(std::round(to * 100) / 100 - std::round(from * 100) / 100);
+  return fmt::format("M{} {}h{}v{}h-{}z", px(from), px(y), width, px(height), width);
+}
 
 std::string label_of(const Schedule& schedule, const Vertex& op, LabelText text) {
   const Swatch swatch = swatch_of(op);
@@ -209,12 +219,6 @@ class FigureRows::Painter {
     strip.parts.clear();
   }
 
-  // Path data of a box. Edges are rounded, not sizes, so that adjacent boxes touch.
-  static std::string box(double from, double y, double to, double height) {
-    const std::string width = px(std::round(to * 100) / 100 - std::round(from * 100) / 100);
-    return fmt::format("M{} {}h{}v{}h-{}z", px(from), px(y), width, px(height), width);
-  }
-
   void hatch(const SwatchLook& look, double x, double y, double width, double height) {
     if (labels_.with_kind() || look.hatch.empty()) return;
     hatched_[look.hatch] += box(x, y, x + width, height);
@@ -328,6 +332,8 @@ FigureRows::FigureRows(const DrawnRun& run, int number, int max_ranks) : run_(ru
     joint_ |= graph[v].kind == VertexKind::joint;
     if (run.timeline->end[v] > run.timeline->start[v]) ops_[graph.rank_of(v)].push_back(v);
   }
+  experts_ =
+      std::any_of(run.parts.begin(), run.parts.end(), [](const PartRow& part) { return communicates(part.part.part); });
 }
 
 void FigureRows::add_rooms(const TimeScale& scale, std::vector<Room>& rooms) const {
@@ -349,11 +355,11 @@ void FigureRows::add_rooms(const TimeScale& scale, std::vector<Room>& rooms) con
   }
 }
 
-void FigureRows::draw(Svg& svg, double top, double pitch, const TimeScale& scale, const Labels& labels,
+void FigureRows::draw(Svg& svg, double top, const RowSizes& sizes, const TimeScale& scale, const Labels& labels,
                       Shown& shown) const {
   Painter painter(*this, svg, scale, labels, shown);
-  const double height = row_height(pitch);
-  const double size = std::min(10.0, 0.9 * pitch);
+  const double height = ops_height(sizes);
+  const double size = std::min(10.0, 0.9 * (sizes.pitch - sizes.lane));
   for (const int rank : rows_) {
     const double baseline = top + height / 2 + 0.36 * size;
     if (rank < 0) {
@@ -364,16 +370,17 @@ void FigureRows::draw(Svg& svg, double top, double pitch, const TimeScale& scale
       svg.text(scale.left - 6, baseline, fmt::format("rank {}", rank), size, Svg::Anchor::end);
       painter.draw(rank, top, height);
     }
-    top += pitch;
+    top += sizes.pitch;
   }
 }
 
-void FigureRows::draw_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const {
+void FigureRows::draw_communication(Svg& svg, double top, const RowSizes& sizes, const TimeScale& scale,
+                                    Shown& shown) const {
   const OpGraph& graph = *run_.graph;
-  const double height = row_height(pitch);
+  const double height = ops_height(sizes);
   std::vector<std::optional<double>> top_of(ops_.size());
   for (std::size_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row] >= 0) top_of[rows_[row]] = top + pitch * static_cast<double>(row);
+    if (rows_[row] >= 0) top_of[rows_[row]] = top + sizes.pitch * static_cast<double>(row);
   }
   std::string lines;
   std::string bands;
@@ -409,42 +416,84 @@ void FigureRows::draw_communication(Svg& svg, double top, double pitch, const Ti
   if (!lines.empty()) svg.path(lines, fmt::format("fill=\"none\" stroke=\"{}\" stroke-width=\"0.7\"", colour));
 }
 
-void FigureRows::draw_expert_communication(Svg& svg, double top, double pitch, const TimeScale& scale,
-                                           Shown& shown) const {
-  const double height = row_height(pitch);
-  const double band = std::min(4.0, height / 3);
-  std::vector<std::optional<double>> top_of(ops_.size());
-  for (std::size_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row] >= 0) top_of[rows_[row]] = top + pitch * static_cast<double>(row) + height - band;
-  }
-  // Parts nearer to each other than they can be seen are one box.
-  struct Box {
-    double from = 0;
-    double to = -1;
-  };
-  constexpr double kSeen = 0.25;  // px
-  std::vector<Box> last(ops_.size());
-  std::string boxes;
-  const auto close = [&](std::size_t rank) {
-    const Box& box = last[rank];
-    if (box.to <= box.from) return;
-    const std::string width = px(box.to - box.from);
-    boxes += fmt::format("M{} {}h{}v{}h-{}z", px(box.from), px(*top_of[rank]), width, px(band), width);
-  };
-  for (const PartRow& part : run_.parts) {
-    const auto rank = static_cast<std::size_t>(part.rank);
-    if (!top_of[rank] || !communicates(part.part.part)) continue;
-    const Box next{scale.x(part.start), scale.x(part.end)};
-    if (last[rank].to > last[rank].from && next.from - last[rank].to < kSeen) {
-      last[rank].to = std::max(last[rank].to, next.to);
-      continue;
+// Draws the lane of one rank: a box per part, and where parts are too narrow to see, columns in which the height of
+// each colour is its fraction of time.
+class FigureRows::ExpertLane {
+ public:
+  ExpertLane(const TimeScale& scale, double top, double height) : scale_(scale), top_(top), height_(height) {}
+
+  void add(const PartRow& part) {
+    const double from = scale_.x(part.start);
+    const double to = scale_.x(part.end);
+    const std::size_t colour = part.part.part == LayerPart::dispatch ? 0 : 1;
+    if (to - from >= kColumn) {
+      boxes_[colour] += box(from, top_, to, height_);
+      return;
     }
-    close(rank);
-    last[rank] = next;
+    for (double at = from; at < to;) {
+      const double column = std::floor(at / kColumn);
+      const double end = std::min(to, (column + 1) * kColumn);
+      if (end <= at) break;
+      if (columns_.empty() || columns_.back().index != column) columns_.push_back({column, {}});
+      columns_.back().time[colour] += (end - at) / kColumn;
+      at = end;
+    }
   }
-  for (std::size_t rank = 0; rank < last.size(); ++rank) close(rank);
-  shown.communication |= !boxes.empty();
-  if (!boxes.empty()) svg.path(boxes, fmt::format("fill=\"{}\"", hex(palette::kCommunication)));
+
+  // Returns whether something was drawn as columns.
+  bool draw(Svg& svg, double end) {
+    svg.path(box(scale_.left, top_, end, height_), fmt::format("fill=\"{}\"", hex(palette::kIdle)));
+    const bool stacked = !columns_.empty();
+    for (const Column& column : columns_) {
+      double y = top_ + height_;
+      for (std::size_t colour = 0; colour < kColours.size(); ++colour) {
+        const double height = height_ * std::min(column.time[colour], 1.0);
+        if (height <= 0) continue;
+        y -= height;
+        boxes_[colour] += box(column.index * kColumn, y, (column.index + 1) * kColumn, height);
+      }
+    }
+    for (std::size_t colour = 0; colour < kColours.size(); ++colour) {
+      if (!boxes_[colour].empty()) svg.path(boxes_[colour], fmt::format("fill=\"{}\"", hex(kColours[colour])));
+    }
+    return stacked;
+  }
+
+ private:
+  static constexpr std::array<Rgb, 2> kColours = {palette::kDispatch, palette::kCombine};
+  // Fractions of the time of a column.
+  struct Column {
+    double index = 0;
+    std::array<double, 2> time{};
+  };
+
+  const TimeScale& scale_;
+  double top_ = 0;
+  double height_ = 0;
+  std::array<std::string, 2> boxes_;  // path data by colour
+  std::vector<Column> columns_;
+};
+
+void FigureRows::draw_experts(Svg& svg, double top, const RowSizes& sizes, const TimeScale& scale, Shown& shown) const {
+  if (!experts_) return;
+  std::vector<std::optional<ExpertLane>> lanes(ops_.size());
+  const double below = ops_height(sizes) + kLaneGap;
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row] < 0) continue;
+    lanes[to_size(rows_[row])].emplace(scale, top + sizes.pitch * static_cast<double>(row) + below,
+                                       sizes.lane - kLaneGap);
+  }
+  for (const PartRow& part : run_.parts) {
+    std::optional<ExpertLane>& lane = lanes[to_size(part.rank)];
+    if (lane && communicates(part.part.part)) lane->add(part);
+  }
+  for (const int rank : rows_) {
+    if (rank < 0) continue;
+    svg.raw(fmt::format("<g id=\"run{}-experts{}\">\n", number_, rank));
+    shown.stacked |= lanes[to_size(rank)]->draw(svg, scale.x(run_.metrics->makespan));
+    svg.raw("</g>\n");
+  }
+  shown.experts = true;
 }
 
 Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {

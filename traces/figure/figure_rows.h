@@ -51,12 +51,19 @@ struct Labels {
   bool with_kind() const { return text == LabelText::kind_and_slice; }
 };
 
+// The heights of the rows of a figure, in px.
+struct RowSizes {
+  double pitch = 18;  // from row to row
+  double lane = 0;    // of it, below the ops: the lane of dispatch and combine with the gap above it
+};
+
 // What was drawn in a figure, for its legend.
 struct Shown {
   std::array<bool, kNumSwatches> swatches{};
   int chunks = 1;
   int slices = 1;
   bool stacked = false;
+  bool experts = false;  // dispatch and combine
   bool communication = false;
   bool too_many_transfers = false;
 };
@@ -70,6 +77,8 @@ class FigureRows {
   // The ranks that have a row; -1 is the row for those not shown.
   const std::vector<int>& rows() const { return rows_; }
   bool has_joint_blocks() const { return joint_; }
+  // Whether dispatch and combine are drawn.
+  bool has_experts() const { return experts_; }
 
   // An op that can be labelled: its kind, its width in px, and the width of each text at font size 1.
   struct Room {
@@ -79,15 +88,17 @@ class FigureRows {
   };
   void add_rooms(const TimeScale& scale, std::vector<Room>& rooms) const;
 
-  // Draws the rows starting at `top`, `pitch` px each.
-  void draw(Svg& svg, double top, double pitch, const TimeScale& scale, const Labels& labels, Shown& shown) const;
+  // Draws the rows starting at `top`.
+  void draw(Svg& svg, double top, const RowSizes& sizes, const TimeScale& scale, const Labels& labels,
+            Shown& shown) const;
   // Draws a line from the start of each transfer to its arrival, and collectives as bands along the rows.
-  void draw_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const;
-  // Draws dispatch and combine of experts as a band at the bottom of each row.
-  void draw_expert_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const;
+  void draw_communication(Svg& svg, double top, const RowSizes& sizes, const TimeScale& scale, Shown& shown) const;
+  // Draws dispatch and combine of experts as a lane below the ops of each row.
+  void draw_experts(Svg& svg, double top, const RowSizes& sizes, const TimeScale& scale, Shown& shown) const;
 
  private:
   class Painter;
+  class ExpertLane;
 
   const DrawnRun& run_;
   int number_ = 0;
@@ -95,6 +106,7 @@ class FigureRows {
   std::vector<std::vector<VertexId>>
       ops_;  // by rank: the ops of its compute lane in time order, except instantaneous ones
   bool joint_ = false;
+  bool experts_ = false;
 };
 
 // Chooses the most detailed text, and the largest font size up to `largest`, that fits nine in ten ops. If none does:

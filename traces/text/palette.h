@@ -20,6 +20,8 @@ inline constexpr Rgb kInputGradient{0xFF, 0xD2, 0x3F};
 inline constexpr Rgb kWeightGradient{0x00, 0x73, 0x5C};
 inline constexpr Rgb kRecompute{0x66, 0xCC, 0xEE};
 inline constexpr Rgb kCommunication{0x9B, 0x59, 0xB6};
+inline constexpr Rgb kDispatch = kCommunication;
+inline constexpr Rgb kCombine{0xD6, 0xA2, 0xE8};
 inline constexpr Rgb kOptimizer{0x66, 0x11, 0x00};
 inline constexpr Rgb kIdle{0xF2, 0xF2, 0xF2};
 }  // namespace palette

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -143,6 +144,72 @@ TEST(Figure, LabelsAreInsideTheirOps) {
         }
       }
     }
+  }
+}
+
+// The parts of every op: half of it dispatch, of which compute hides half, then a quarter combine.
+std::vector<PartRow> parts_of_all_ops(const test::Simulated& run) {
+  std::vector<PartRow> parts;
+  for (VertexId v = 0; v < run.graph.size(); ++v) {
+    const Vertex& vertex = run.graph[v];
+    if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
+    const Duration start = run.timeline.start[v];
+    const Duration quarter = (run.timeline.end[v] - start) / 4;
+    const auto add = [&](LayerPart part, int from, int to) {
+      parts.push_back({.vertex = v,
+                       .rank = run.graph.rank_of(v),
+                       .part = {part, vertex.op},
+                       .start = start + from * quarter,
+                       .end = start + to * quarter});
+    };
+    add(LayerPart::attention, 0, 1);
+    add(LayerPart::dispatch, 0, 2);
+    add(LayerPart::combine, 2, 3);
+  }
+  return parts;
+}
+
+TEST(Figure, DispatchAndCombineHaveALaneBelowTheirRank) {
+  // Wide parts, and parts of a hundredth of a px.
+  for (const int microbatches : {10, 2000}) {
+    const auto one = drawn(simulated("dualpipe", {.ranks = 4, .microbatches = microbatches}, "f=1,b=1,w=1,fb=2.5"));
+    const std::string without = figure(*one);
+    one->drawn.parts = parts_of_all_ops(one->run);
+    const auto elements = svg_elements(figure(*one));
+    const double per_ns = kPlot / static_cast<double>(one->metrics.makespan.count());
+    double next_row = 0;
+    for (int rank = 3; rank >= 0; --rank) {
+      // The lane is between the ops of its rank and the next row.
+      const auto rects = row_rects(elements, row_name(rank));
+      const double bottom = rects[0].number("y") + rects[0].number("height");
+      std::map<std::string, double> area;
+      double height = 0;
+      for (const SvgElement& element : elements) {
+        if (element.name != "path" || element.group != "run1-experts" + std::to_string(rank)) continue;
+        area[element.get("fill")] += area_of_boxes(element.get("d"));
+        for (const SvgBox& box : boxes_of(element.get("d"))) {
+          EXPECT_GT(box.y, bottom);
+          EXPECT_TRUE(next_row == 0 || box.y + box.height < next_row);
+          height = std::max(height, box.height);
+        }
+      }
+      next_row = rects[0].number("y");
+      const double busy = per_ns * height * static_cast<double>(one->metrics.ranks[rank].busy.count());
+      ASSERT_GT(height, 3);
+      EXPECT_NEAR(area["#f2f2f2"], kPlot * height, 0.1);
+      EXPECT_NEAR(area["#9b59b6"], busy / 2, 0.02 * busy);
+      EXPECT_NEAR(area["#d6a2e8"], busy / 4, 0.02 * busy);
+    }
+    // A quarter of three quarters is hidden.
+    const std::string text = figure(*one);
+    EXPECT_THAT(text, HasSubstr(", 33 % of dispatch and combine hidden</text>"));
+    EXPECT_THAT(text, HasSubstr(">dispatch</text>"));
+    EXPECT_THAT(text, HasSubstr(">combine</text>"));
+    EXPECT_THAT(text, Not(HasSubstr(">communication</text>")));
+    // Ops have the same size and labels as without.
+    EXPECT_EQ(row_rects(elements, row_name(0)).front().get("height"),
+              row_rects(svg_elements(without), row_name(0)).front().get("height"));
+    EXPECT_THAT(without, Not(HasSubstr("dispatch")));
   }
 }
 
