@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -53,8 +54,13 @@ class Gantt {
       if (bar.end > bar.start) bars_[graph.rank_of(v)].push_back(bar);
     }
     makespan_ = std::max<std::int64_t>(makespan_, metrics.makespan.count());
-    if (!options.parts.empty()) parts_.resize(ranks);
-    for (const PartRow& part : options.parts) parts_[part.rank].push_back(&part);
+    if (!options.parts.empty()) {
+      parts_.resize(ranks);
+      hidden_ = hidden_by_rank(options.parts, ranks);
+    }
+    for (const PartRow& part : options.parts) {
+      if (communicates(part.part.part)) parts_[part.rank].push_back(&part);
+    }
     for (int rank = 0; rank < ranks; ++rank) {
       if (shown(rank)) rows_.push_back(rank);
     }
@@ -237,44 +243,30 @@ class Gantt {
     return cells;
   }
 
-  // The communication of experts, one character per column: that which runs at its midpoint.
+  // The communication of experts, one character per column: that with the most time in it.
   void append_communication(std::string& text, int rank, int rank_width) const {
-    std::vector<const PartRow*> communication;
-    std::vector<const PartRow*> compute;
+    constexpr std::string_view kLetters = "DCdc";
+    std::vector<std::array<double, kLetters.size()>> times(to_size(columns_));  // ns
+    const double column_ns = static_cast<double>(makespan_) / columns_;
     for (const PartRow* part : parts_[rank]) {
-      (communicates(part->part.part) ? communication : compute).push_back(part);
+      const std::size_t letter =
+          (part->part.part == LayerPart::dispatch ? 0U : 1U) + (part->part.pass == OpKind::F ? 0U : 2U);
+      const auto start = static_cast<double>(part->start.count());
+      const auto end = static_cast<double>(part->end.count());
+      for (auto column = static_cast<int>(start / column_ns); column < columns_ && column * column_ns < end; ++column) {
+        times[to_size(column)][letter] += std::min(end, (column + 1) * column_ns) - std::max(start, column * column_ns);
+      }
     }
     text += fmt::format("{:>{}} │", "", rank_width + 5);
-    auto part = communication.begin();
-    for (int column = 0; column < columns_; ++column) {
-      const double middle = (column + 0.5) / columns_ * static_cast<double>(makespan_);
-      while (part != communication.end() && static_cast<double>((*part)->end.count()) <= middle) ++part;
-      const bool runs = part != communication.end() && static_cast<double>((*part)->start.count()) <= middle;
-      if (!runs) {
+    for (const auto& column : times) {
+      const auto most = std::max_element(column.begin(), column.end());
+      if (*most > 0.5) {  // ns; less is rounding at the edge of a column
+        text += kLetters[to_size(most - column.begin())];
+      } else {
         text += "·";
-        continue;
-      }
-      const bool dispatches = (*part)->part.part == LayerPart::dispatch;
-      const bool is_forward = (*part)->part.pass == OpKind::F;
-      text += dispatches ? (is_forward ? 'D' : 'd') : (is_forward ? 'C' : 'c');
-    }
-    text += fmt::format("│ {:.0f} % hidden\n", 100 * hidden_fraction(communication, compute));
-  }
-
-  // The fraction of the communication during which a compute part runs. Both are in time order.
-  static double hidden_fraction(const std::vector<const PartRow*>& communication,
-                                const std::vector<const PartRow*>& compute) {
-    Duration all{};
-    Duration hidden{};
-    auto first = compute.begin();
-    for (const PartRow* part : communication) {
-      all += part->end - part->start;
-      while (first != compute.end() && (*first)->end <= part->start) ++first;
-      for (auto other = first; other != compute.end() && (*other)->start < part->end; ++other) {
-        hidden += std::min(part->end, (*other)->end) - std::max(part->start, (*other)->start);
       }
     }
-    return all.count() == 0 ? 0 : to_seconds(hidden) / to_seconds(all);
+    text += fmt::format("│ {:.0f} % hidden\n", 100 * hidden_[rank].fraction());
   }
 
   bool exceeds_nine(const Vertex& vertex) const {
@@ -324,6 +316,9 @@ class Gantt {
     };
     if (modulo_) notes.emplace_back("microbatches modulo 10");
     if (!notes.empty()) text += fmt::format("  ({})\n", fmt::join(notes, "; "));
+    if (!parts_.empty()) {
+      text += "  (D dispatch, C combine of forwards; d, c of backwards: that with the most time in a column)\n";
+    }
   }
 
   const OpGraph& graph_;
@@ -331,7 +326,8 @@ class Gantt {
   const GanttOptions& options_;
   int width_;
   std::vector<std::vector<Bar>> bars_;              // by rank, in time order
-  std::vector<std::vector<const PartRow*>> parts_;  // by rank, in time order
+  std::vector<std::vector<const PartRow*>> parts_;  // by rank: those that communicate
+  std::vector<HiddenCommunication> hidden_;         // by rank
   std::vector<int> rows_;                           // the ranks shown
   std::int64_t makespan_ = 0;
   std::optional<std::int64_t> unit_;  // ns, if the drawing is exact

@@ -17,7 +17,7 @@ struct GanttOptions {
   int width = 100;     // maximum number of columns between the bars; at least 10
   int max_ranks = 64;  // maximum number of rows; of more ranks the first and the last are shown
   TextColour colour = TextColour::none;
-  std::vector<PartRow> parts;  // of layers with experts: dispatch and combine get a line below their rank
+  std::vector<PartRow> parts;  // of layers with experts (part_rows): dispatch and combine get a line below their rank
 };
 
 // Draws the compute lanes as UTF-8 text: one line per rank, with its busy fraction of the makespan and its peak number

@@ -59,6 +59,31 @@ TEST(Gantt, JointBlocksShowBothOps) {
   EXPECT_THAT(gantt_of(run, {.width = 200}), HasSubstr("F3&B1"));
 }
 
+TEST(Gantt, DispatchAndCombineAreBelowTheirRank) {
+  // F 0 to 1.1 s, B 1.1 to 3 s, on 30 columns of 0.1 s.
+  const Simulated run = simulated("1f1b", {.ranks = 1, .microbatches = 1}, "f=1.1,b=1,w=0.9");
+  const auto part = [](VertexId vertex, LayerPart what, OpKind pass, int from_ms, int to_ms) {
+    return PartRow{.vertex = vertex,
+                   .part = {what, pass},
+                   .start = std::chrono::milliseconds(from_ms),
+                   .end = std::chrono::milliseconds(to_ms)};
+  };
+  GanttOptions options{.width = 30};
+  EXPECT_THAT(gantt_of(run, options), Not(HasSubstr("dispatch")));
+  options.parts = {
+      part(0, LayerPart::dispatch, OpKind::F, 0, 200), part(0, LayerPart::attention, OpKind::F, 100, 250),
+      // Two parts of 10 ms at the edges of a column, which the midpoint misses.
+      part(0, LayerPart::combine, OpKind::F, 300, 310), part(0, LayerPart::combine, OpKind::F, 390, 400),
+      part(1, LayerPart::combine, OpKind::B, 1100, 1160), part(1, LayerPart::dispatch, OpKind::B, 1160, 1200),
+      part(1, LayerPart::dispatch, OpKind::B, 1200, 1230), part(1, LayerPart::combine, OpKind::B, 1230, 1270),
+      part(1, LayerPart::dispatch, OpKind::B, 1270, 1295), part(1, LayerPart::dispatch, OpKind::B, 2980, 3000)};
+  // 100 ms of 435 ms are hidden.
+  EXPECT_EQ(gantt_of(run, options),
+            "rank 0 │F0─────────B0─────────────────│ busy 100.0 %  1 in flight\n"
+            "       │DD·C·······cd················d│ 23 % hidden\n"
+            "  (D dispatch, C combine of forwards; d, c of backwards: that with the most time in a column)\n");
+}
+
 TEST(Gantt, UnevenTimesAreSampled) {
   // The unit is 1 ms. B0 starts at 2·1.001 + 2.03 = 4.032 s, between the middles of columns 7 and 8.
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2}, "f=1.001,b=1.017,w=1.013");
