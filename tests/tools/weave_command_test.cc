@@ -1,8 +1,10 @@
 // Joint blocks with experts on the command line.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -130,6 +132,28 @@ TEST(Weaves, AreInTheReport) {
   run_sluice(words("simulate --schedule 1f1b --pp 2 --microbatches 2 --report " + path));
   EXPECT_THAT(read_file(path), Not(HasSubstr("<dt>Dispatch and combine</dt>")));
   EXPECT_FALSE(columns_of(read_file(path), 0).header.contains("parts"));
+}
+
+TEST(Weaves, AreComparedByPart) {
+  const TemporaryFolder folder;
+  const std::string woven = folder.path("woven.json");
+  const std::string apart = folder.path("apart.json");
+  const std::string out = run_sluice(words("simulate " + kWovenRun + "--schedule dualpipe --trace " + woven)).out;
+  run_sluice(words("simulate " + kWovenRun + "--schedule dualpipe --joint-overlap none --trace " + apart));
+  const json compared = json::parse(run_sluice(words("compare --json " + apart + " " + woven)).out);
+  EXPECT_EQ(compared["hidden_fraction"]["first"], 0);
+  // The number of the terminal.
+  EXPECT_EQ(fmt::format("{:.0f}", 100 * compared["hidden_fraction"]["second"].get<double>()),
+            between(out, "s per rank, ", " % of it hidden"));
+  std::map<std::string, json> parts;
+  for (const json& part : compared["parts"]) parts[part["part"]] = part;
+  // Per microbatch all layers with experts. Communication takes the same time, compute beside it longer.
+  EXPECT_EQ(parts["combine(B)"]["count"], (json{{"first", 64 * 58}, {"second", 64 * 58}}));
+  EXPECT_NEAR(parts["combine(B)"]["total_s"]["relative"].get<double>(), 0, 1e-6);
+  EXPECT_GT(parts["experts(F)"]["total_s"]["relative"], 0.01);
+  EXPECT_THAT(
+      run_sluice(words("compare " + apart + " " + woven)).out,
+      ContainsRegex("dispatch\\(F\\) [^\n]* 3712\n[^$]*hidden +0.0 % +[0-9.]+ % +[+][0-9.]+ pts   of dispatch"));
 }
 
 TEST(WeaveCommand, PrintsTheBlockOfAScenario) {

@@ -27,6 +27,7 @@ ComparedRun simulated_run(const std::string& path, const std::string& text) {
   const OpGraph& graph = planned.setup->graph();
   side.read.run =
       rows_of(graph, prediction.timeline, graph.has_bytes() ? prediction.memory : std::vector<RankMemory>{});
+  side.read.run.parts = part_rows(graph, planned.setup->cost(), prediction.timeline);
   side.read.notes.push_back(fmt::format("{} ranks", side.read.run.num_ranks));
   return side;
 }

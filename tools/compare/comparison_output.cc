@@ -53,6 +53,7 @@ class Table {
   std::string text() {
     write_runs();
     write_kinds();
+    write_parts();
     write_ranks();
     write_idle();
     write_rows();
@@ -109,6 +110,31 @@ class Table {
       }
       out_ += '\n';
     }
+  }
+
+  // Writes the parts of layers with experts, and how much of dispatch and combine is hidden.
+  void write_parts() {
+    const Both<std::optional<double>>& hidden = comparison_.hidden;
+    if (!hidden.first && !hidden.second) return;
+    out_ += '\n';
+    heads("total time of");
+    out_ += "   number\n";
+    for (const PartComparison& part : comparison_.parts) {
+      fmt::format_to(to(), "  {:<12}", to_string(part.part));
+      times(part.total);
+      if (part.count.first == part.count.second) {
+        fmt::format_to(to(), "  {:>6}\n", part.count.first);
+      } else {
+        fmt::format_to(to(), "   {} and {}\n", part.count.first, part.count.second);
+      }
+    }
+    fmt::format_to(to(), "  {:<12}", "hidden");
+    if (hidden.first && hidden.second) {
+      fractions({*hidden.first, *hidden.second});
+    } else {
+      both(percent(hidden.first), percent(hidden.second), "-");
+    }
+    out_ += "   of dispatch and combine\n";
   }
 
   void write_ranks() {
@@ -254,6 +280,24 @@ OrderedJson kinds_json(const Comparison& comparison) {
   return kinds;
 }
 
+OrderedJson parts_json(const Comparison& comparison) {
+  OrderedJson parts = OrderedJson::array();
+  for (const PartComparison& part : comparison.parts) {
+    parts.push_back({{"part", to_string(part.part)},
+                     {"count", {{"first", part.count.first}, {"second", part.count.second}}},
+                     {"total_s", seconds_json(part.total)}});
+  }
+  return parts;
+}
+
+// The difference is null if one of the runs has no dispatch and combine.
+OrderedJson hidden_json(const Both<std::optional<double>>& hidden) {
+  const auto& [first, second] = hidden;
+  return {{"first", number_or_null(first)},
+          {"second", number_or_null(second)},
+          {"difference", first && second ? OrderedJson(*second - *first) : OrderedJson(nullptr)}};
+}
+
 OrderedJson idle_json(const std::optional<IdleByCause>& idle) {
   if (!idle) return nullptr;
   OrderedJson out = OrderedJson::object();
@@ -310,6 +354,8 @@ OrderedJson comparison_document(const Comparison& comparison) {
                      {"bubble_fraction", fraction_json(first.bubble_fraction, second.bubble_fraction)},
                      {"kinds", kinds_json(comparison)},
                      {"ranks", ranks_json(comparison)}};
+  if (!comparison.parts.empty()) out["parts"] = parts_json(comparison);
+  if (comparison.hidden.first || comparison.hidden.second) out["hidden_fraction"] = hidden_json(comparison.hidden);
   OrderedJson differing = OrderedJson::array();
   for (const RowPair& pair : comparison.differing) differing.push_back(pair_json(pair));
   out["differing"] = std::move(differing);

@@ -157,6 +157,26 @@ RowPair pair_of(const Sorted& first, std::size_t i, const OpRow& second) {
           .duration = {row.end - row.start, second.end - second.start}};
 }
 
+// By part and pass.
+using Parts = std::array<PartComparison, 3 * kNumLayerParts>;
+
+void count_parts(const RunRows& run, std::int64_t Both<std::int64_t>::*count, Duration Both<Duration>::*total,
+                 Parts& parts) {
+  for (const PartRow& row : run.parts) {
+    PartComparison& part =
+        parts[LayerTimes::pass_index(row.part.pass) * kNumLayerParts + static_cast<std::size_t>(row.part.part)];
+    part.part = row.part;
+    ++(part.count.*count);
+    part.total.*total += row.end - row.start;
+  }
+}
+
+std::optional<double> hidden_fraction(const RunRows& run) {
+  const HiddenCommunication communication = hidden_of_run(run.parts, run.num_ranks);
+  if (communication.all == Duration::zero()) return std::nullopt;
+  return communication.fraction();
+}
+
 using Kinds = std::array<KindComparison, kNumRowKinds>;
 
 void count_rows(const RunRows& run, std::int64_t Both<std::int64_t>::*count, Duration Both<Duration>::*total,
@@ -235,6 +255,14 @@ Comparison compare(const RunRows& first, const RunRows& second, const Comparison
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].kind = static_cast<RowKind>(kind);
   count_rows(first, &Both<std::int64_t>::first, &Both<Duration>::first, kinds);
   count_rows(second, &Both<std::int64_t>::second, &Both<Duration>::second, kinds);
+  if (!first.parts.empty() && !second.parts.empty()) {
+    Parts parts;
+    count_parts(first, &Both<std::int64_t>::first, &Both<Duration>::first, parts);
+    count_parts(second, &Both<std::int64_t>::second, &Both<Duration>::second, parts);
+    std::copy_if(parts.begin(), parts.end(), std::back_inserter(out.parts),
+                 [](const PartComparison& part) { return part.count.first + part.count.second > 0; });
+  }
+  out.hidden = {hidden_fraction(first), hidden_fraction(second)};
   if (!options.by_kind) pair_rows(first, second, options, kinds, out);
   std::copy_if(kinds.begin(), kinds.end(), std::back_inserter(out.kinds),
                [](const KindComparison& kind) { return kind.count.first + kind.count.second > 0; });

@@ -54,6 +54,13 @@ struct KindComparison {
   std::optional<double> total_error;
 };
 
+// All parts of layers with experts of one name, such as dispatch(F).
+struct PartComparison {
+  PassPart part;
+  Both<std::int64_t> count;
+  Both<Duration> total;
+};
+
 // A row that is in both runs.
 struct RowPair {
   std::string name;
@@ -81,6 +88,10 @@ struct Comparison {
   bool by_kind = false;  // rows are not paired; all fields about pairs are empty
   Both<RunSummary> runs;
   std::vector<KindComparison> kinds;  // kinds that occur, in the order of RowKind
+  std::vector<PartComparison>
+      parts;  // that occur, in the order of a layer, F before B before W; if both runs have parts
+  // Fraction of dispatch and combine during which the rank computes; nullopt for a run without them.
+  Both<std::optional<double>> hidden;
   std::int64_t pairs = 0;
   Both<Unpaired> unpaired;         // rows that are in one run only
   std::vector<RowPair> differing;  // the pairs whose durations differ most, largest difference first

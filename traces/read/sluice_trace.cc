@@ -96,7 +96,7 @@ void SluiceTraceReader::add(const TraceEvent& event) {
     if (event.category == "p2p") return add_transfer(event);
     if (event.category == "coll" || event.category == "opt") return add_step(event);
     if (event.category == "idle") return add_idle(event);
-    if (event.category == "part") return;  // within an op, which has its own slice
+    if (event.category == "part") return add_part(event);
     fail(event, fmt::format("expected a cat of compute, p2p, coll, opt, part or idle, got '{}'", event.category));
   }
 }
@@ -176,6 +176,14 @@ void SluiceTraceReader::add_idle(const TraceEvent& event) {
   Duration& sum = process.idle[cause - kIdleCauseNames.begin()];
   sum += row.end - row.start;
   if (sum > kMaxIdle) fail(event, "the sum of idle times exceeds 31 years");
+}
+
+// A part is within an op, which has its own slice.
+void SluiceTraceReader::add_part(const TraceEvent& event) {
+  const OpRow row = row_of(event);
+  const std::optional<PassPart> part = parse_part(event.name);
+  if (!part) fail(event, fmt::format("expected a part such as dispatch(F), got '{}'", event.name));
+  run_.parts.push_back({.rank = row.rank, .part = *part, .start = row.start, .end = row.end});
 }
 
 void SluiceTraceReader::add_memory(const TraceEvent& event) {
@@ -267,6 +275,17 @@ std::string SluiceTraceReader::take_iteration(const TraceReadOptions& options, D
   return most == 1 ? "" : fmt::format(", iteration {} of 0 to {}", step, whole - 1);
 }
 
+// Keeps the parts of the iteration from `begin` to `end`, in time order.
+void SluiceTraceReader::take_parts(Duration begin, Duration end) {
+  std::erase_if(run_.parts, [&](const PartRow& part) { return part.start < begin || part.end > end; });
+  for (PartRow& part : run_.parts) {
+    part.start -= begin;
+    part.end -= begin;
+  }
+  std::stable_sort(run_.parts.begin(), run_.parts.end(),
+                   [](const PartRow& a, const PartRow& b) { return a.start < b.start; });
+}
+
 // Sets the memory samples from the start of the iteration to its end. Memory is unknown if all samples are 0: the run
 // has no bytes.
 void SluiceTraceReader::set_memory(Duration begin, Duration end) {
@@ -328,6 +347,7 @@ TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions
   Duration end{};
   const std::string which = take_iteration(options, begin, end);
   set_memory(begin, end);
+  take_parts(begin, end);
   name_recomputation();
   for (const OpRow& row : run_.rows) run_.sliced |= row.op.slice > 0 || row.partner.slice > 0;
   const bool has_idle = which.empty() && std::any_of(processes_.begin(), processes_.end(),

@@ -44,10 +44,12 @@ class SluiceTraceReader {
   void add_transfer(const TraceEvent& event);
   void add_step(const TraceEvent& event);
   void add_idle(const TraceEvent& event);
+  void add_part(const TraceEvent& event);
   void add_memory(const TraceEvent& event);
   std::int64_t join_transfers();
   std::string take_iteration(const TraceReadOptions& options, Duration& begin, Duration& end);
   void set_memory(Duration begin, Duration end);
+  void take_parts(Duration begin, Duration end);
   void name_recomputation();
 
   std::string source_;

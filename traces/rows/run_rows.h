@@ -12,6 +12,7 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/timeline.h"
+#include "traces/rows/part_rows.h"
 
 namespace sluice::traces {
 
@@ -85,6 +86,9 @@ struct RunRows {
   std::vector<OpRow> rows;
   std::vector<RankMemory> memory;  // by rank; empty if unknown
   std::vector<IdleByCause> idle;   // by rank; empty if unknown
+  // Of layers with experts, within each rank and lane in time order; empty if unknown. Those read from a trace have no
+  // vertex and layer.
+  std::vector<PartRow> parts;
 };
 
 // Converts a graph and its timeline to rows, in the order of vertex ids. Transfers have the times that traces show

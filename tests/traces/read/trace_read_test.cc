@@ -172,6 +172,53 @@ struct Broken {
   const char* error;  // after "FILE: "; EVENT is "event N" of the change, END the end of the file
 };
 
+TEST_F(ReadTrace, PartsRoundTrip) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2});
+  TraceOptions options;
+  for (VertexId v = 0; v < run.graph.size(); ++v) {
+    if (run.graph[v].kind != VertexKind::compute) continue;
+    const Duration half = (run.timeline.end[v] - run.timeline.start[v]) / 2;
+    const PartRow attention{.vertex = v,
+                            .rank = run.graph.rank_of(v),
+                            .part = {LayerPart::attention, run.graph[v].op},
+                            .start = run.timeline.start[v],
+                            .end = run.timeline.start[v] + half};
+    PartRow dispatch = attention;
+    dispatch.part.part = LayerPart::dispatch;
+    dispatch.end = run.timeline.end[v];
+    options.parts.push_back(attention);
+    options.parts.push_back(dispatch);
+  }
+  std::string text;
+  write_chrome_trace([&](std::string_view bytes) { text += bytes; }, run.graph, run.timeline, {}, options);
+  const RunRows rows = read(text).run;
+  const auto facts = [](const std::vector<PartRow>& parts) {
+    std::vector<std::tuple<int, std::string, Duration, Duration>> out;
+    for (const PartRow& part : parts) out.emplace_back(part.rank, to_string(part.part), part.start, part.end);
+    std::sort(out.begin(), out.end());
+    return out;
+  };
+  EXPECT_EQ(facts(rows.parts), facts(options.parts));
+  EXPECT_DOUBLE_EQ(hidden_of_run(rows.parts, 2).fraction(), 0.5);
+  const Comparison same = compare(rows, rows);
+  ASSERT_EQ(same.parts.size(), 4U);  // of F and of B
+  EXPECT_EQ(to_string(same.parts[1].part), "dispatch(F)");
+  EXPECT_EQ(same.parts[1].count.second, 4);
+  EXPECT_EQ(same.parts[1].total.first, std::chrono::seconds(4));
+  EXPECT_EQ(same.hidden.first, 0.5);
+  // A run without parts has none to compare, and no hidden fraction.
+  RunRows without = rows;
+  without.parts.clear();
+  const Comparison one = compare(rows, without);
+  EXPECT_THAT(one.parts, IsEmpty());
+  EXPECT_EQ(one.hidden.first, 0.5);
+  EXPECT_EQ(one.hidden.second, std::nullopt);
+  const std::size_t at = text.find("dispatch(F)");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_THAT(test::error_of([&] { read(text.replace(at, 8, "dispatsh")); }),
+              HasSubstr("expected a part such as dispatch(F), got 'dispatsh(F)'"));
+}
+
 TEST_F(ReadTrace, ErrorsNameEventAndCause) {
   const SmallFootprint footprint;
   const LoweringOptions lowering{.footprint = &footprint, .data_parallel = 2, .recompute = true};
