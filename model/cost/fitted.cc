@@ -25,7 +25,7 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
   }
   if (training_.cp > 1) {
     throw InputError(
-        fmt::format("{}: times are without context parallelism, got size {}", table_.source, training_.cp));
+        fmt::format("{}: times are without context parallelism (--cp), got size {}", table_.source, training_.cp));
   }
   check_parts();
   if (table_.links.size() > 1 && rest_ == nullptr) {
@@ -52,6 +52,10 @@ void FittedCost::check_parts() const {
       if (table_.expert_parallel != training_.ep) {
         throw InputError(fmt::format("{}: /expert_parallel: times are for expert-parallel size {}, got {}",
                                      table_.source, table_.expert_parallel, training_.ep));
+      }
+      if (training_.etp > 1) {
+        throw InputError(fmt::format("{}: times are without expert-tensor parallelism (--etp), got size {}",
+                                     table_.source, training_.etp));
       }
     }
     if (held.mtp_layers > 0) {

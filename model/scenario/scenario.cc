@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/scenario/cost_file_keys.h"
 #include "model/scenario/graph_modules.h"
 #include "model/scenario/pipeline_layout.h"
 #include "model/slicing/balanced.h"
@@ -614,7 +615,10 @@ class Reading {
     scenario_.cost = static_cast<CostKind>(std::find(kCosts.begin(), kCosts.end(), kind) - kCosts.begin());
     if (cost.json().is_string()) return;
     if (scenario_.cost == CostKind::uniform) read_uniform(cost);
-    if (scenario_.cost == CostKind::fitted) scenario_.cost_file = resolved(cost.string("file"));
+    if (scenario_.cost == CostKind::fitted) {
+      scenario_.cost_file = resolved(cost.string("file"));
+      if (root_.has("parallelism")) check_cost_file_keys(root_.at("parallelism"));
+    }
     cost.finish();
   }
 

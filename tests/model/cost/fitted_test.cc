@@ -57,7 +57,7 @@ TEST(FittedCostTest, RejectsConfigurationsThatWereNotMeasured) {
   Training training;
   training.cp = 2;
   EXPECT_EQ(error_of([&] { FittedCost(table(), training, kStages); }),
-            "cost.json: times are without context parallelism, got size 2");
+            "cost.json: times are without context parallelism (--cp), got size 2");
 }
 
 TEST(FittedCostTest, AddsUpThePartsOfAStage) {

@@ -1,0 +1,79 @@
+// Cost files in `sluice simulate`: what they cannot tell is refused.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice::test {
+namespace {
+
+using testing::HasSubstr;
+
+class CostFiles : public testing::Test {
+ protected:
+  CostFiles() {
+    const std::string time = R"({"tokens": [128], "seconds": [1e-3]})";
+    const std::string whole = fmt::format(R"({{"F": {0}, "I": {0}, "W": {0}}})", time);
+    const std::string exchange = fmt::format(R"({{"F": {0}, "I": {0}}})", time);
+    write_file_whole(cost_, fmt::format(R"({{"schema": "sluice.cost/1", "expert_parallel": 2, "parts": {{
+        "embedding": {0}, "attention": {0}, "dispatch": {1}, "experts": {0}, "combine": {1}, "head": {0}}}}})",
+                                        whole, exchange));
+  }
+
+  // Of a model with experts on two expert-parallel ranks.
+  CommandResult simulate(const std::string& more) const {
+    return run_sluice(words(
+        "simulate --schedule 1f1b --pp 2 --dp 2 --ep 2 --microbatches 2 --seq-length 128 --num-layers 4 --hidden-size "
+        "64 --num-attention-heads 4 --vocab-size 128 --num-experts 4 --moe-ffn-hidden-size 32 "
+        "--position-embedding-type "
+        "rope --disable-bias-linear --cost " +
+        cost_ + " " + more));
+  }
+
+  TemporaryFolder folder_;
+  std::string cost_ = folder_.path("cost.json");
+};
+
+TEST_F(CostFiles, SettingsWithoutEffectOnTheirTimesAreErrors) {
+  ASSERT_EQ(simulate("").exit_code, 0) << simulate("").err;
+  const std::pair<const char*, const char*> cases[] = {
+      {"--expert-imbalance 1.5", "expected 1, got 1.5"},
+      {"--moe-token-dispatcher deepep", "expected \"alltoall\", got \"deepep\""},
+      {"--moe-communication-sms 20", "expected 0, got 20"},
+      {"--fp8-dispatch", "expected false, got true"},
+      {"--fused-grouped-mlp", "expected false, got true"},
+      {"--cuda-graph-impl full_iteration", "expected \"none\", got \"full_iteration\""},
+      {"--tp-comm-overlap", "expected false, got true"},
+      {"--precision fp8 --fp8-dot-product-attention", "expected false, got true"},
+      {"--cp 2", "expected 1, got 2"},
+      {"--etp 2", "expected 1, got 2"},
+  };
+  for (const auto& [flags, expected] : cases) {
+    const std::vector<std::string> given = words(flags);
+    const bool has_value = !given.back().starts_with("--");
+    const std::string& flag = given[given.size() - (has_value ? 2 : 1)];
+    const CommandResult result = simulate(flags);
+    EXPECT_EQ(result.exit_code, 2) << flags;
+    EXPECT_EQ(result.err,
+              fmt::format("sluice: {}: only valid with the analytic cost, since the times of a cost file do "
+                          "not depend on it: {}\n",
+                          flag, expected));
+  }
+  const CommandResult all = simulate("--joint-overlap all");
+  EXPECT_EQ(all.err, "sluice: --joint-overlap: expected none or experts with a cost file, got \"all\"\n");
+  EXPECT_EQ(simulate("--expert-imbalance 1 --moe-token-dispatcher alltoall --joint-overlap none").exit_code, 0);
+}
+
+TEST_F(CostFiles, KeysWithoutEffectAreNamed) {
+  const std::string scenario = folder_.path("s.json");
+  write_file_whole(scenario, R"({"parallelism": {"expert_imbalance": 2}})");
+  EXPECT_THAT(simulate(scenario).err,
+              HasSubstr(scenario + ": /parallelism/expert_imbalance: only valid with the analytic cost"));
+  EXPECT_EQ(simulate(scenario + " --expert-imbalance 1").exit_code, 0);
+}
+
+}  // namespace
+}  // namespace sluice::test
