@@ -482,6 +482,7 @@ Profile Profiler::Impl::gather() {
   if (transport.rank() != 0) return profile;
   profile.dtype = to_string(spec.precision);
   profile.model = spec.model.name;
+  profile.shape = model_shape_of(spec.model);
   std::vector<double> late;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (points[i].what != Point::What::transfer || times[i].empty()) continue;

@@ -65,6 +65,8 @@ CostTable table_from_json(JsonReader root) {
   CostTable table;
   table.source = root.source();
   table.machine = root.string_or("machine", "");
+  root.allow("shape");
+  if (root.has("shape")) table.shape = model_shape_from_json(root.at("shape"));
   table.sequences = static_cast<int>(root.integer_or("sequences", 1, 1 << 20, 1));
   table.tensor_parallel = static_cast<int>(root.integer_or("tensor_parallel", 1, 1 << 16, 1));
   table.expert_parallel = static_cast<int>(root.integer_or("expert_parallel", 1, 1 << 16, 1));
@@ -172,6 +174,7 @@ std::string to_json_text(const CostTable& table) {
   nlohmann::ordered_json root;
   root["schema"] = "sluice.cost/1";
   if (!table.machine.empty()) root["machine"] = table.machine;
+  if (!table.shape.empty()) root["shape"] = table.shape;
   root["sequences"] = table.sequences;
   root["tensor_parallel"] = table.tensor_parallel;
   if (table.expert_parallel > 1) root["expert_parallel"] = table.expert_parallel;

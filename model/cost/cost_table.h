@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/cost/model_shape.h"
 #include "model/schedule/op.h"
 #include "model/workload/layer_part.h"
 
@@ -76,6 +77,7 @@ struct SumTime {
 struct CostTable {
   std::string source;  // the file's path
   std::string machine;
+  ModelShape shape;   // of the measured model; unknown sizes are absent
   int sequences = 1;  // sequences per microbatch in the measurements
   int tensor_parallel = 1;
   int expert_parallel = 1;                                                    // of layers with experts

@@ -84,6 +84,8 @@ Profile profile_from_json(JsonReader root) {
   profile.machine = root.string_or("machine", "");
   profile.dtype = root.string_or("dtype", "");
   profile.model = root.string_or("model", "");
+  root.allow("shape");
+  if (root.has("shape")) profile.shape = model_shape_from_json(root.at("shape"));
   for (const JsonReader& sample : root.at("samples").elements()) profile.samples.push_back(sample_from_json(sample));
   root.allow("transfers");
   if (root.has("transfers")) {
@@ -113,12 +115,11 @@ Profile parse_profile(std::string_view text, const std::string& source) {
 Profile read_profile(const std::string& path) { return parse_profile(read_file(path), path); }
 
 std::string to_json_text(const Profile& profile) {
-  nlohmann::ordered_json root = {{"schema", "sluice.profile/1"},
-                                 {"machine", profile.machine},
-                                 {"dtype", profile.dtype},
-                                 {"model", profile.model},
-                                 {"samples", nlohmann::ordered_json::array()},
-                                 {"transfers", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json root = {
+      {"schema", "sluice.profile/1"}, {"machine", profile.machine}, {"dtype", profile.dtype}, {"model", profile.model}};
+  if (!profile.shape.empty()) root["shape"] = profile.shape;
+  root["samples"] = nlohmann::ordered_json::array();
+  root["transfers"] = nlohmann::ordered_json::array();
   for (const ProfileSample& sample : profile.samples) {
     root["samples"].push_back({{"part", to_string(sample.part)},
                                {"kind", std::string(1, letter(sample.kind))},

@@ -49,6 +49,7 @@ struct Profile {
   std::string machine;
   std::string dtype;
   std::string model;
+  ModelShape shape;  // of the model; unknown sizes are absent
   std::vector<ProfileSample> samples;
   std::vector<ProfileTransfer> transfers;
   std::vector<ProfilePass> passes;

@@ -419,6 +419,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
   ProfileFit out;
   out.table.source = profile.source;
   out.table.machine = profile.machine;
+  out.table.shape = profile.shape;
   out.table.sequences = choose(profile, choice.sequences, "sequences", "--sequences",
                                [](const ProfileSample& sample) { return sample.sequences; });
   out.table.tensor_parallel = choose(profile, choice.tensor_parallel, "tensor_parallel", "--tensor-parallel",

@@ -117,8 +117,10 @@ void ScenarioCosts::make_cost(const Schedule& schedule) {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) rest = analytic();
-      cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
-                                           std::move(rest), count_parameters(schedule));
+      CostTable table = read_cost_table(scenario_.cost_file);
+      check_model_shape(table.shape, table.source, *scenario_.model);
+      cost_ = std::make_unique<FittedCost>(std::move(table), scenario_.training, stages_, std::move(rest),
+                                           count_parameters(schedule));
       return;
     }
   }

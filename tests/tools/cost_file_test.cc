@@ -67,6 +67,34 @@ TEST_F(CostFiles, SettingsWithoutEffectOnTheirTimesAreErrors) {
   EXPECT_EQ(simulate("--expert-imbalance 1 --moe-token-dispatcher alltoall --joint-overlap none").exit_code, 0);
 }
 
+// The shape of a profile's model goes with its times.
+TEST_F(CostFiles, ModelsOfAnotherShapeAreErrors) {
+  ASSERT_EQ(
+      run_sluice(
+          words(
+              "profile --time-budget 0.2 --num-layers 2 --hidden-size 32 --ffn-hidden-size 128 --num-attention-heads 2 "
+              "--vocab-size 64 --max-position-embeddings 64 --seq-length 32 --mbs 1 -o " +
+              folder_.path("p.json")))
+          .exit_code,
+      0);
+  ASSERT_EQ(run_sluice({"fit", folder_.path("p.json"), "-o", cost_}).exit_code, 0);
+  const auto with = [&](const std::string& command, const std::string& hidden, const std::string& layers) {
+    return run_sluice(
+        words(command +
+              " --pp 2 --microbatches 2 --seq-length 32 --ffn-hidden-size 128 --num-attention-heads 2 --vocab-size 64 "
+              "--max-position-embeddings 64 --num-layers " +
+              layers + " --hidden-size " + hidden));
+  };
+  const std::string simulate = "simulate --cost " + cost_;
+  EXPECT_EQ(with(simulate, "32", "2").exit_code, 0);
+  EXPECT_EQ(with(simulate, "32", "4").exit_code, 0);
+  const std::string wrong = ": /shape/hidden_size: times are of a model with 32, but ";
+  EXPECT_THAT(with(simulate, "64", "2").err, HasSubstr(cost_ + wrong));
+  EXPECT_THAT(with("validate --steps 1 --mbs 1 --cost " + cost_, "64", "2").err, HasSubstr(cost_ + wrong));
+  const std::string profile = folder_.path("p.json");
+  EXPECT_THAT(with("validate --steps 1 --mbs 1 --profile " + profile, "64", "2").err, HasSubstr(profile + wrong));
+}
+
 TEST_F(CostFiles, KeysWithoutEffectAreNamed) {
   const std::string scenario = folder_.path("s.json");
   write_file_whole(scenario, R"({"parallelism": {"expert_imbalance": 2}})");

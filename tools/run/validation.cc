@@ -49,6 +49,7 @@ ParameterCounts parameters_of(const RunPlan& plan) {
 
 FittedCost fitted_cost(const RunPlan& plan, const CostTable& table) {
   const RunSpec& spec = plan.spec();
+  check_model_shape(table.shape, table.source, spec.model);
   Training training;
   training.tp = plan.layout().tensor;
   training.dp = plan.layout().data;
