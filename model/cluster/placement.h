@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "model/cluster/cluster.h"
 #include "model/workload/training.h"
@@ -53,7 +51,11 @@ class Placement {
   int used_per_node() const;
 
  private:
-  Reach reach(std::span<const int> world_ranks) const;
+  std::int64_t period() const;
+  // Of a group of `size` ranks from `first` on, `stride` apart.
+  Reach spread(int first, int size, int stride) const;
+  // Of a group of `size` replicas of a pipeline rank from `replica` on, `stride` apart.
+  Reach reach(int pipeline, int replica, int size, int stride) const;
   // The worst of the groups of `size` replicas of a pipeline rank, `stride` apart.
   Reach worst_group(int size, int stride) const;
 

@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "model/cluster/catalogue.h"
 #include "model/cluster/placement.h"
@@ -264,6 +269,69 @@ TEST(PlacementTest, ReturnsTheWorstReplica) {
   EXPECT_EQ(deep.senders_per_node(7, 8), 1);
   // Three tensor ranks do not fill nodes of eight: some group is cut.
   EXPECT_EQ(Placement(cluster_sizes(3, 5, 1), load_cluster("dgx-a100-80gb", 2)).tensor_group().nodes, 2);
+}
+
+// Nodes and smallest number of members on a node of the worst group of `size` replicas `stride` apart, rank by rank.
+std::pair<int, int> worst_group(const Placement& placement, int pp, int size, int stride) {
+  std::pair<int, int> worst(0, 0);
+  for (int pipeline = 0; pipeline < pp; ++pipeline) {
+    for (int replica = 0; replica < placement.replicas(); ++replica) {
+      if (replica / stride % size != 0) continue;
+      std::map<int, int> members;  // by node
+      for (int i = 0; i < size; ++i) ++members[placement.node_of(placement.world_rank(pipeline, replica + i * stride))];
+      const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
+      const int least = std::min_element(members.begin(), members.end(), fewer)->second;
+      const int nodes = static_cast<int>(members.size());
+      if (nodes > worst.first || (nodes == worst.first && least < worst.second)) worst = {nodes, least};
+    }
+  }
+  return worst;
+}
+
+// Largest number of replicas on one node whose pipeline rank `b` is on another one; at least `least`.
+int most_senders(const Placement& placement, int a, int b, int least = 1) {
+  std::map<int, int> senders;  // by node
+  for (int replica = 0; replica < placement.replicas(); ++replica) {
+    const int node = placement.node_of(placement.world_rank(a, replica));
+    if (placement.node_of(placement.world_rank(b, replica)) != node) ++senders[node];
+  }
+  for (const auto& [node, number] : senders) least = std::max(least, number);
+  return least;
+}
+
+TEST(PlacementTest, FindsTheWorstOfAllGroups) {
+  const Cluster cluster = load_cluster("dgx-a100-80gb", 64);
+  int checked = 0;
+  for (const bool pipeline_before_data : {false, true}) {
+    for (const auto& [tp, cp, dp, pp] : std::vector<std::array<int, 4>>{
+             {2, 1, 48, 3}, {3, 1, 16, 5}, {1, 2, 24, 7}, {2, 2, 12, 10}, {1, 3, 8, 12}, {5, 1, 12, 4}, {4, 4, 4, 8}}) {
+      for (const int ep : {1, 2, 3, 4, 8, 12}) {
+        Training training = cluster_sizes(tp, dp, pp);
+        training.cp = cp;
+        training.ep = ep;
+        training.pipeline_before_data = pipeline_before_data;
+        if (tp * cp * dp % ep != 0) continue;
+        const Placement placement(training, cluster);
+        const auto check = [&, pp = pp](const Reach& found, int size, int stride) {
+          if (size == 1) return;
+          EXPECT_EQ(std::pair(found.nodes, found.per_node), worst_group(placement, pp, size, stride))
+              << pipeline_before_data << " tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp << " ep " << ep;
+          ++checked;
+        };
+        for (int a = 0; a < pp; ++a) {
+          const int b = (a + 1) % pp;
+          EXPECT_EQ(placement.senders_per_node(a, b), most_senders(placement, a, b)) << a << tp << cp << dp << pp;
+          EXPECT_EQ(placement.pair(a, b).nodes, most_senders(placement, a, b, 0) > 0 ? 2 : 1);
+        }
+        check(placement.tensor_group(), tp, 1);
+        check(placement.context_group(), cp, tp);
+        check(placement.data_group(), cp * dp, tp);
+        check(placement.expert_group(), ep, 1);
+        check(placement.expert_data_group(), tp * cp * dp / ep, ep);
+      }
+    }
+  }
+  EXPECT_GT(checked, 200);
 }
 
 TEST(PlacementTest, RefusesMoreRanksThanGpus) {
