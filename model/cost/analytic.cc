@@ -67,22 +67,25 @@ AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vec
   const Gpu& gpu = cluster_.gpu;
   const bool scaled = training_.precision != GemmPrecision::mxfp8 || gpu.gemm_8bit.block_scales;
   if (gpu.peak_of(traits.bits) == 0 || !scaled) {
-    throw InputError(fmt::format("precision {}: {} multiplies no operands of {} bits{}", traits.name, gpu.name,
-                                 traits.bits, scaled ? "" : " with a scale per block"));
+    throw InputError(fmt::format("/parallelism/precision: {}: {} multiplies no operands of {} bits{}", traits.name,
+                                 gpu.name, traits.bits, scaled ? "" : " with a scale per block"));
   }
   if (training_.narrow_attention && !(gpu.attention_8bit_forward && gpu.attention_8bit_backward)) {
-    throw InputError(fmt::format("fp8_dot_product_attention: {} has no attention_8bit_forward and backward", gpu.name));
+    throw InputError(
+        fmt::format("/parallelism/fp8_dot_product_attention: {} has no attention_8bit_forward and backward", gpu.name));
   }
   if (training_.ep > 1 && training_.dispatch_sms() >= gpu.num_sms) {
-    throw InputError(fmt::format("moe_communication_sms: expected less than the {} multiprocessors of {}, got {}",
-                                 gpu.num_sms, gpu.name, training_.dispatch_sms()));
+    throw InputError(
+        fmt::format("/parallelism/moe_communication_sms: expected less than the {} multiprocessors of {}, got {}",
+                    gpu.num_sms, gpu.name, training_.dispatch_sms()));
   }
   if (training_.optimizer_offload > 0 &&
       (cluster_.host_link_bytes_per_s == 0 || cluster_.host_memory_bytes_per_s == 0)) {
-    throw InputError(fmt::format(
-        "optimizer_cpu_offload: {} has no host_link_bytes_per_s and host_memory_bytes_per_s: specify them in a node "
-        "file (docs/formats.md, Cluster files)",
-        cluster_.name));
+    throw InputError(
+        fmt::format("/parallelism/optimizer_cpu_offload: {} has no host_link_bytes_per_s and host_memory_bytes_per_s: "
+                    "specify them in a node "
+                    "file (docs/formats.md, Cluster files)",
+                    cluster_.name));
   }
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "model/cost/analytic.h"
@@ -14,13 +15,14 @@
 namespace sluice::model {
 namespace {
 
-// Calls `work`. Its errors start with the scenario and `place`, such as "/cluster: ".
+// Calls `work`. Its errors start with the scenario, and `place`, such as "/cluster: ", unless they name one themselves.
 template <typename Work>
 auto with_place(const Scenario& scenario, const char* place, const Work& work) {
   try {
     return work();
   } catch (const InputError& error) {
-    throw InputError(fmt::format("{}: {}{}", scenario.source, place, error.what()));
+    const std::string_view what = error.what();
+    throw InputError(fmt::format("{}: {}{}", scenario.source, what.starts_with('/') ? "" : place, what));
   }
 }
 

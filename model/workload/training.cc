@@ -109,44 +109,51 @@ void check_experts(const Transformer& model, const Training& training) {
   const Experts& experts = model.experts;
   if (!model.has_experts()) {
     if (training.ep > 1) {
-      throw InputError(fmt::format("{}: expert-parallel size {}, but there are no experts", model.name, training.ep));
+      throw InputError(fmt::format("/parallelism/ep: {}: expert-parallel size {}, but there are no experts", model.name,
+                                   training.ep));
     }
     if (training.etp == 1) return;
-    throw InputError(
-        fmt::format("{}: expert-tensor-parallel size {}, but there are no experts", model.name, training.etp));
+    throw InputError(fmt::format("/parallelism/etp: {}: expert-tensor-parallel size {}, but there are no experts",
+                                 model.name, training.etp));
   }
   if (experts.count % training.ep != 0) {
-    throw InputError(fmt::format("{}: experts ({}) must be a multiple of the expert-parallel size ({})", model.name,
-                                 experts.count, training.ep));
+    throw InputError(
+        fmt::format("/parallelism/ep: {}: experts ({}) must be a multiple of the expert-parallel size ({})", model.name,
+                    experts.count, training.ep));
   }
   if (experts.ffn_hidden % training.etp != 0) {
     throw InputError(
-        fmt::format("{}: the feed-forward size of an expert ({}) must be a multiple of the expert-tensor-parallel size "
+        fmt::format("/parallelism/etp: {}: the feed-forward size of an expert ({}) must be a multiple of the "
+                    "expert-tensor-parallel size "
                     "({})",
                     model.name, experts.ffn_hidden, training.etp));
   }
   const std::int64_t replicas = training.tp * std::int64_t{training.cp} * training.dp;
   if (training.etp > 1 && replicas % (std::int64_t{training.ep} * training.etp) != 0) {
-    throw InputError(
-        fmt::format("expert-parallel size {} x expert-tensor-parallel size {} must divide tp {} x cp {} x "
-                    "dp {}",
-                    training.ep, training.etp, training.tp, training.cp, training.dp));
+    throw InputError(fmt::format(
+        "/parallelism/etp: expert-parallel size {} x expert-tensor-parallel size {} must divide tp {} x cp {} x "
+        "dp {}",
+        training.ep, training.etp, training.tp, training.cp, training.dp));
   }
   if (replicas % training.ep != 0) {
-    throw InputError(fmt::format("expert-parallel size {} must divide tp {} x cp {} x dp {}", training.ep, training.tp,
-                                 training.cp, training.dp));
+    throw InputError(fmt::format("/parallelism/ep: expert-parallel size {} must divide tp {} x cp {} x dp {}",
+                                 training.ep, training.tp, training.cp, training.dp));
   }
   if (model.mlp_bias && training.etp > 1) {
-    throw InputError(fmt::format("{}: experts with biases and expert-tensor parallelism are not modeled", model.name));
+    throw InputError(fmt::format(
+        "/parallelism/etp: {}: experts with biases and expert-tensor parallelism are not modeled", model.name));
   }
   if (training.tp == 1) return;
   if (!training.sequence_parallel) {
-    throw InputError(fmt::format("{}: experts with tensor parallelism need sequence parallelism", model.name));
+    throw InputError(
+        fmt::format("/parallelism/sequence_parallel: {}: experts with tensor parallelism need it (--sequence-parallel)",
+                    model.name));
   }
   if (experts.shared_ffn_hidden % training.tp != 0) {
-    throw InputError(fmt::format(
-        "{}: the shared experts' feed-forward size ({}) must be a multiple of the tensor-parallel size ({})",
-        model.name, experts.shared_ffn_hidden, training.tp));
+    throw InputError(
+        fmt::format("/parallelism/tp: {}: the shared experts' feed-forward size ({}) must be a multiple of the "
+                    "tensor-parallel size ({})",
+                    model.name, experts.shared_ffn_hidden, training.tp));
   }
 }
 
@@ -155,39 +162,44 @@ void check_shards(const Transformer& model, const Training& training) {
     throw InputError(fmt::format("the stage of ZeRO must be 1, 2 or 3, got {}", training.zero));
   }
   if (training.dp_shard < 0 || (training.dp_shard > 0 && training.dp % training.dp_shard != 0)) {
-    throw InputError(
-        fmt::format("dp_shard must divide the data-parallel size {}, got {}", training.dp, training.dp_shard));
+    throw InputError(fmt::format("/parallelism/dp_shard: must divide the data-parallel size {}, got {}", training.dp,
+                                 training.dp_shard));
   }
   if (model.has_experts() && training.expert_data_ranks() % training.replica_copies() != 0) {
-    throw InputError(fmt::format("ep {} x etp {} must divide tp {} x cp {} x dp_shard {}", training.ep, training.etp,
-                                 training.tp, training.cp, training.dp_shard));
+    throw InputError(fmt::format("/parallelism/ep: ep {} x etp {} must divide tp {} x cp {} x dp_shard {}", training.ep,
+                                 training.etp, training.tp, training.cp, training.dp_shard));
   }
 }
 
 void check_latents(const Transformer& model, const Training& training) {
   if (!model.has_latent_attention() || training.flash_attention) return;
-  throw InputError(fmt::format("{}: latent attention needs flash attention", model.name));
+  throw InputError(fmt::format("/parallelism/flash_attention: {}: latent attention needs flash attention", model.name));
 }
 
 void check_context(const Transformer& model, const Training& training) {
   const int cp = training.cp;
   if (cp == 1) return;
-  if (!training.flash_attention) throw InputError("context parallelism needs flash attention");
+  if (!training.flash_attention)
+    throw InputError("/parallelism/flash_attention: context parallelism needs flash attention");
   if (training.sequence_length % (2 * std::int64_t{cp}) != 0) {
-    throw InputError(fmt::format("sequence length {} must be a multiple of twice the context-parallel size ({})",
-                                 training.sequence_length, cp));
+    throw InputError(
+        fmt::format("/parallelism/cp: sequence length {} must be a multiple of twice the context-parallel size ({})",
+                    training.sequence_length, cp));
   }
   if (training.context_exchange == Training::ContextExchange::ring) return;
   if (model.has_latent_attention()) {
-    throw InputError(fmt::format("{}: latent attention with context parallelism is modeled only for p2p", model.name));
+    throw InputError(
+        fmt::format("/parallelism/cp_comm_type: {}: latent attention with context parallelism is modeled only for p2p",
+                    model.name));
   }
   const int heads = model.heads / training.tp;
   const int kv_heads = std::max(1, model.kv_heads / training.tp);
   if (heads % cp != 0 || kv_heads % cp != 0) {
-    throw InputError(fmt::format(
-        "{}: {} attention and {} key/value heads of a tensor rank must be multiples of the context-parallel "
-        "size ({}) with a2a",
-        model.name, heads, kv_heads, cp));
+    throw InputError(
+        fmt::format("/parallelism/cp: {}: {} attention and {} key/value heads of a tensor rank must be multiples of "
+                    "the context-parallel "
+                    "size ({}) with a2a",
+                    model.name, heads, kv_heads, cp));
   }
 }
 
@@ -257,24 +269,26 @@ void check_training(const Transformer& model, const Training& training) {
                                  kMostReplicas));
   }
   if (training.gradient_bytes != 2 && training.gradient_bytes != 4) {
-    throw InputError(fmt::format("gradients take 2 or 4 bytes, got {}", training.gradient_bytes));
+    throw InputError(
+        fmt::format("/parallelism/gradient_bytes: gradients take 2 or 4 bytes, got {}", training.gradient_bytes));
   }
   const auto divides = [&](std::int64_t value, const char* what) {
     if (value % training.tp != 0) {
-      throw InputError(fmt::format("{}: {} ({}) must be a multiple of the tensor-parallel size ({})", model.name, what,
-                                   value, training.tp));
+      throw InputError(fmt::format("/parallelism/tp: {}: {} ({}) must be a multiple of the tensor-parallel size ({})",
+                                   model.name, what, value, training.tp));
     }
   };
   divides(model.heads, "attention heads");
   if (model.dense_layers() > 0) divides(model.ffn_hidden, "the feed-forward size");
   if (model.kv_heads >= training.tp) divides(model.kv_heads, "key/value heads");
   if (training.tp > model.kv_heads && training.tp % model.kv_heads != 0) {
-    throw InputError(fmt::format("{}: the tensor-parallel size ({}) must be a multiple of the key/value heads ({})",
-                                 model.name, training.tp, model.kv_heads));
+    throw InputError(
+        fmt::format("/parallelism/tp: {}: the tensor-parallel size ({}) must be a multiple of the key/value heads ({})",
+                    model.name, training.tp, model.kv_heads));
   }
   if (model.positions > 0 && training.sequence_length > model.positions) {
-    throw InputError(fmt::format("{}: sequence length {} is more than its {} learned positions", model.name,
-                                 training.sequence_length, model.positions));
+    throw InputError(fmt::format("/batch/sequence_length: {}: sequence length {} is more than its {} learned positions",
+                                 model.name, training.sequence_length, model.positions));
   }
   check_experts(model, training);
   check_shards(model, training);

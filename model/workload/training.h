@@ -267,12 +267,12 @@ StageContents recomputed_layers(const Training& training, const StageContents& c
 // embedding, each layer, and head (as FSDP wraps a transformer).
 std::vector<StageContents> sharded_units(const StageContents& contents);
 
-// Throws InputError if sizes are not positive, gradient_bytes is not 2 or 4, dp_shard does not divide dp, heads,
-// key/value heads or a feed-forward size that tensor parallelism splits are not divisible by tp, or learned positions
+// Throws InputError "/parallelism/KEY: ..." if gradient_bytes is not 2 or 4, dp_shard does not divide dp, heads, key
+// and value heads or a feed-forward size that tensor parallelism splits are not divisible by tp, or learned positions
 // are fewer than the sequence. The number of experts must be divisible by ep and their size by etp, ep etp must divide
 // tp cp dp, and with tp > 1 they need sequence parallelism (as in Megatron-LM). Context parallelism needs fused
 // attention and a sequence length divisible by 2 cp; with all_to_all the heads of each tensor rank, of queries and of
-// keys and values, must be divisible by cp.
+// keys and values, must be divisible by cp. Sizes must be positive; this error has no key.
 void check_training(const Transformer& model, const Training& training);
 
 // Returns the vocabulary size as padded by Megatron-LM: to the next multiple of 128 tp.

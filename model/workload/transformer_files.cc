@@ -101,6 +101,11 @@ Transformer llama(JsonReader& reader, const std::string& type) {
   return model;
 }
 
+// Reads the number of experts of a token.
+int experts_per_token(JsonReader& reader, const std::string& key, const Experts& experts) {
+  return static_cast<int>(reader.integer(key, 1, experts.count));
+}
+
 // Both keys or neither; a token's experts lie in `per_token` of the groups.
 void read_expert_groups(JsonReader& reader, const std::string& count, const std::string& per_token, Experts& experts) {
   for (const std::string& key : {count, per_token}) reader.allow(key);
@@ -123,11 +128,12 @@ void read_expert_groups(JsonReader& reader, const std::string& count, const std:
 void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
   Experts& experts = model.experts;
   experts.count = experts_of(reader, "num_experts");
-  experts.per_token = experts_of(reader, "num_experts_per_tok");
+  experts.per_token = experts_per_token(reader, "num_experts_per_tok", experts);
   experts.ffn_hidden = size_of(reader, "moe_intermediate_size");
   if (shared) {
     experts.shared_ffn_hidden = size_of(reader, "shared_expert_intermediate_size");
     experts.shared_gate = true;
+    if (model.mlp_bias) reader.at("mlp_bias").fail("expected false: shared experts with biases are not modeled");
   }
   expect_only(reader, "decoder_sparse_step", 1, "experts in every layer");
   if (!reader.has("mlp_only_layers")) return;
@@ -135,19 +141,23 @@ void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
     if (layer.integer(0, kMaxLayers) != experts.leading_dense) layer.fail("dense layers are modeled at the front only");
     ++experts.leading_dense;
   }
+  if (experts.leading_dense >= model.layers) reader.at("mlp_only_layers").fail("expected a layer with experts");
 }
 
 void read_deepseek(JsonReader& reader, Transformer& model) {
   Experts& experts = model.experts;
   experts.count = experts_of(reader, "n_routed_experts");
-  experts.per_token = experts_of(reader, "num_experts_per_tok");
+  experts.per_token = experts_per_token(reader, "num_experts_per_tok", experts);
   experts.ffn_hidden = size_of(reader, "moe_intermediate_size");
   const std::int64_t shared = reader.has("n_shared_experts") ? reader.integer("n_shared_experts", 0, 1024) : 0;
   if (shared * experts.ffn_hidden > kMaxSize) {
     reader.at("n_shared_experts").fail(fmt::format("expected a feed-forward size of at most {} in all", kMaxSize));
   }
   experts.shared_ffn_hidden = static_cast<int>(shared * experts.ffn_hidden);
-  experts.leading_dense = static_cast<int>(reader.integer("first_k_dense_replace", 0, kMaxLayers));
+  if (model.mlp_bias && shared > 0) {
+    reader.at("mlp_bias").fail("expected false: shared experts with biases are not modeled");
+  }
+  experts.leading_dense = static_cast<int>(reader.integer("first_k_dense_replace", 0, model.layers - 1));
   read_expert_groups(reader, "n_group", "topk_group", experts);
   expect_only(reader, "moe_layer_freq", 1, "experts in every layer after the leading dense ones");
   if (reader.has("num_nextn_predict_layers")) {
@@ -160,6 +170,9 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
   latent.rope_head_dim = size_of(reader, "qk_rope_head_dim");
   latent.value_head_dim = size_of(reader, "v_head_dim");
   model.head_dim = latent.nope_head_dim + latent.rope_head_dim;
+  if (model.projection_bias) {
+    reader.at("attention_bias").fail("expected false: latent attention with biases is not modeled");
+  }
   if (model.kv_heads != model.heads) {
     reader.at("num_key_value_heads").fail("expected as many as attention heads, since attention is latent");
   }
@@ -197,7 +210,13 @@ void read_megatron_experts(JsonReader& reader, Transformer& model) {
   if (!reader.has("num_experts")) return;
   Experts& experts = model.experts;
   experts.count = experts_of(reader, "num_experts");
-  experts.per_token = reader.has("moe_router_topk") ? experts_of(reader, "moe_router_topk") : 2;
+  reader.allow("moe_router_topk");
+  if (reader.has("moe_router_topk")) {
+    experts.per_token = experts_per_token(reader, "moe_router_topk", experts);
+  } else {
+    experts.per_token = 2;
+    if (experts.count == 1) reader.at("num_experts").fail("expected at least 2, the default of moe_router_topk");
+  }
   experts.ffn_hidden = size_or(reader, "moe_ffn_hidden_size", model.ffn_hidden);
   experts.shared_ffn_hidden = size_or(reader, "moe_shared_expert_intermediate_size", 0);
   experts.shared_gate = reader.boolean_or("moe_shared_expert_gate", false);
@@ -208,9 +227,14 @@ void read_megatron_experts(JsonReader& reader, Transformer& model) {
     experts.clamp = reader.number_or("activation_func_clamp_value", 1e-3, 1e6, 0);
     if (!model.gated) reader.at("activation_func_clamp_value").fail("requires swiglu");
   }
+  if (experts.shared_ffn_hidden > 0 && model.mlp_bias) {
+    reader.at("moe_shared_expert_intermediate_size").fail("requires disable_bias_linear");
+  }
   read_expert_groups(reader, "moe_router_num_groups", "moe_router_group_topk", experts);
   if (reader.has("moe_layer_freq")) {
-    experts.leading_dense = leading_dense_layers(reader.at("moe_layer_freq"), model.layers);
+    const JsonReader layers = reader.at("moe_layer_freq");
+    experts.leading_dense = leading_dense_layers(layers, model.layers);
+    if (experts.leading_dense >= model.layers) layers.fail("expected a layer with experts (1)");
   }
 }
 
@@ -224,6 +248,8 @@ void read_megatron_latents(JsonReader& reader, Transformer& model) {
     }
     return;
   }
+  if (model.projection_bias) reader.at("multi_latent_attention").fail("requires disable_bias_linear");
+  if (model.qkv_bias) reader.at("add_qkv_bias").fail("expected false: latent attention with biases is not modeled");
   LatentAttention& latent = model.latent;
   reader.allow("q_lora_rank");
   latent.query_rank = reader.has("q_lora_rank") ? size_of(reader, "q_lora_rank") : 0;
@@ -249,9 +275,8 @@ Transformer transformer_from_hf(JsonReader reader) {
   }
   Transformer model = type == "gpt2" ? gpt2(reader) : llama(reader, type);
   if (type == "mixtral" || type == "gpt_oss") {
-    model.experts = {.count = experts_of(reader, "num_local_experts"),
-                     .per_token = experts_of(reader, "num_experts_per_tok"),
-                     .ffn_hidden = model.ffn_hidden};
+    model.experts = {.count = experts_of(reader, "num_local_experts"), .ffn_hidden = model.ffn_hidden};
+    model.experts.per_token = experts_per_token(reader, "num_experts_per_tok", model.experts);
     if (type == "gpt_oss") model.experts.clamp = reader.number_or("swiglu_limit", 1e-3, 1e6, 7);
   } else if (type.ends_with("_moe")) {
     read_qwen_experts(reader, type == "qwen2_moe", model);

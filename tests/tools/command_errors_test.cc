@@ -34,7 +34,7 @@ TEST(CommandErrors, WrongUsage) {
       {"simulate --pp 4 --microbatches 4 --tp", "simulate: --tp: expected a whole number"},
       {"simulate --model llama3-8b --seq-length 2048 --pp 1 --microbatches 1 --cluster p4d.24xlarge "
        "--optimizer-cpu-offload",
-       "command line: /cluster: optimizer_cpu_offload: p4d.24xlarge has no host_link_bytes_per_s and "
+       "--optimizer-cpu-offload: p4d.24xlarge has no host_link_bytes_per_s and "
        "host_memory_bytes_per_s: specify them in "
        "a node file (docs/formats.md, Cluster files)"},
       {"simulate --pp 1 --microbatches 1 --optimizer-cpu-offload --optimizer-offload-fraction 1.5",

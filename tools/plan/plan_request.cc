@@ -183,9 +183,8 @@ void throw_invalid(const PlanRequest& request, const nlohmann::json& document, c
       given.push_back(fmt::format("{} {}", named.substr(0, named.size() - 2), value.dump()));
     }
   }
-  for (const std::string& prefix : {source, std::string("/parallelism: ")}) {
-    if (reason.starts_with(prefix)) reason.erase(0, prefix.size());
-  }
+  if (reason.starts_with(source)) reason.erase(0, source.size());
+  if (reason.starts_with("/")) reason.erase(0, reason.find(": ") + 2);
   throw InputError(
       fmt::format("plan: every configuration of {} is invalid; the first: {}", fmt::join(given, ", "), reason));
 }

@@ -523,10 +523,12 @@ TEST(NarrowFormats, NeedUnitsOfTheGpu) {
     }
     return "none";
   };
-  EXPECT_EQ(error_of(GemmPrecision::fp8, "dgx-a100-80gb"), "precision fp8: A100-80GB multiplies no operands of 8 bits");
+  EXPECT_EQ(error_of(GemmPrecision::fp8, "dgx-a100-80gb"),
+            "/parallelism/precision: fp8: A100-80GB multiplies no operands of 8 bits");
   EXPECT_EQ(error_of(GemmPrecision::mxfp8, "dgx-h100"),
-            "precision mxfp8: H100-80GB multiplies no operands of 8 bits with a scale per block");
-  EXPECT_EQ(error_of(GemmPrecision::nvfp4, "dgx-h100"), "precision nvfp4: H100-80GB multiplies no operands of 4 bits");
+            "/parallelism/precision: mxfp8: H100-80GB multiplies no operands of 8 bits with a scale per block");
+  EXPECT_EQ(error_of(GemmPrecision::nvfp4, "dgx-h100"),
+            "/parallelism/precision: nvfp4: H100-80GB multiplies no operands of 4 bits");
   EXPECT_EQ(error_of(GemmPrecision::nvfp4, "gb300-nvl72"), "none");
   EXPECT_EQ(error_of(GemmPrecision::mxfp8, "dgx-b200"), "none");
 }

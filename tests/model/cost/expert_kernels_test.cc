@@ -229,7 +229,7 @@ TEST(ExpertBiases, AreDividedWithTheirExperts) {
   Training training = training_of(2, 1, 64, 32);
   training.etp = 2;
   EXPECT_EQ(error_of([&] { check_training(model, training); }),
-            "gpt-oss-120b: experts with biases and expert-tensor parallelism are not modeled");
+            "/parallelism/etp: gpt-oss-120b: experts with biases and expert-tensor parallelism are not modeled");
 }
 
 TEST(CudaGraphs, SaveTheTimeOfTheHost) {

@@ -55,14 +55,15 @@ TEST(ExpertMemory, DistributesPartsOfExperts) {
     training.etp = etp;
     return error_of([&] { check_training(model, training); });
   };
-  EXPECT_EQ(error(4, 8), "expert-parallel size 4 x expert-tensor-parallel size 8 must divide tp 2 x cp 1 x dp 8");
+  EXPECT_EQ(error(4, 8),
+            "/parallelism/etp: expert-parallel size 4 x expert-tensor-parallel size 8 must divide tp 2 x cp 1 x dp 8");
   EXPECT_EQ(error(1, 3),
-            "mixtral-8x7b: the feed-forward size of an expert (14336) must be a multiple of the "
+            "/parallelism/etp: mixtral-8x7b: the feed-forward size of an expert (14336) must be a multiple of the "
             "expert-tensor-parallel size (3)");
   Training dense = expert_training_of(1, 1, 2, 1);
   dense.etp = 2;
   EXPECT_EQ(error_of([&] { check_training(example("llama3-8b/config.json"), dense); }),
-            "llama3-8b: expert-tensor-parallel size 2, but there are no experts");
+            "/parallelism/etp: llama3-8b: expert-tensor-parallel size 2, but there are no experts");
 }
 
 TEST(ExpertMemory, OfALayerIsThatOfItsKernelsInputs) {
@@ -169,29 +170,34 @@ TEST(CheckTraining, NamesTheRequirementsOfExpertsAndContext) {
   const char* mixtral = "mixtral-8x7b/config.json";
   EXPECT_EQ(error(mixtral, expert_training_of(2, 2, 2, 8)), "no error");
   EXPECT_EQ(error("llama3-8b/config.json", expert_training_of(1, 1, 2, 2)),
-            "llama3-8b: expert-parallel size 2, but there are no experts");
+            "/parallelism/ep: llama3-8b: expert-parallel size 2, but there are no experts");
   EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 3, 3)),
-            "mixtral-8x7b: experts (8) must be a multiple of the expert-parallel size (3)");
-  EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 2, 4)), "expert-parallel size 4 must divide tp 1 x cp 1 x dp 2");
+            "/parallelism/ep: mixtral-8x7b: experts (8) must be a multiple of the expert-parallel size (3)");
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 2, 4)),
+            "/parallelism/ep: expert-parallel size 4 must divide tp 1 x cp 1 x dp 2");
   Training unsplit = expert_training_of(2, 1, 1, 1);
   unsplit.sequence_parallel = false;
-  EXPECT_EQ(error(mixtral, unsplit), "mixtral-8x7b: experts with tensor parallelism need sequence parallelism");
+  EXPECT_EQ(
+      error(mixtral, unsplit),
+      "/parallelism/sequence_parallel: mixtral-8x7b: experts with tensor parallelism need it (--sequence-parallel)");
   EXPECT_EQ(error(mixtral, expert_training_of(1, 3, 1, 1)),
-            "sequence length 4096 must be a multiple of twice the context-parallel size (3)");
+            "/parallelism/cp: sequence length 4096 must be a multiple of twice the context-parallel size (3)");
   Training unfused = expert_training_of(1, 2, 1, 1);
   unfused.flash_attention = false;
-  EXPECT_EQ(error(mixtral, unfused), "context parallelism needs flash attention");
+  EXPECT_EQ(error(mixtral, unfused), "/parallelism/flash_attention: context parallelism needs flash attention");
   Training heads = expert_training_of(1, 16, 1, 1);
   heads.context_exchange = Training::ContextExchange::all_to_all;
-  EXPECT_EQ(
-      error(mixtral, heads),
-      "mixtral-8x7b: 32 attention and 8 key/value heads of a tensor rank must be multiples of the context-parallel "
-      "size (16) with a2a");
+  EXPECT_EQ(error(mixtral, heads),
+            "/parallelism/cp: mixtral-8x7b: 32 attention and 8 key/value heads of a tensor rank must be multiples of "
+            "the context-parallel "
+            "size (16) with a2a");
   heads.cp = 2;
-  EXPECT_EQ(error("deepseek-v2/config.json", heads),
-            "deepseek-v2: latent attention with context parallelism is modeled only for p2p");
+  EXPECT_EQ(
+      error("deepseek-v2/config.json", heads),
+      "/parallelism/cp_comm_type: deepseek-v2: latent attention with context parallelism is modeled only for p2p");
   unfused.cp = 1;
-  EXPECT_EQ(error("deepseek-v2/config.json", unfused), "deepseek-v2: latent attention needs flash attention");
+  EXPECT_EQ(error("deepseek-v2/config.json", unfused),
+            "/parallelism/flash_attention: deepseek-v2: latent attention needs flash attention");
 }
 
 }  // namespace

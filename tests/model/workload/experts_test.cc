@@ -133,16 +133,19 @@ TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
             "model.json: /moe_layer_freq/2: expected 1: dense layers are modeled at the front only, got 0");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": 2)"),
             "model.json: /moe_layer_freq: expected 1, or a list: dense layers are modeled at the front, got 2");
-  EXPECT_EQ(error(R"("num_experts": 8, "moe_router_topk": 9)"), "model: a token cannot go to 9 of 8 experts");
+  EXPECT_EQ(error(R"("num_experts": 8, "moe_router_topk": 9)"),
+            "model.json: /moe_router_topk: expected a whole number from 1 to 8, got 9");
+  EXPECT_EQ(error(R"("num_experts": 1)"),
+            "model.json: /num_experts: expected at least 2, the default of moe_router_topk, got 1");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": [0, 0, 0, 0])"),
-            "model: 4 dense layers leave none of the 4 layers for experts");
+            "model.json: /moe_layer_freq: expected a layer with experts (1), got [0,0,0,0]");
   EXPECT_EQ(error(R"("multi_latent_attention": true, "kv_lora_rank": 16, "qk_head_dim": 12)"),
             "model.json: /qk_pos_emb_head_dim: required key is missing");
   EXPECT_EQ(error_of([] {
               from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
                   "max_position_embeddings": 8, "num_experts": 8, "moe_shared_expert_intermediate_size": 32})");
             }),
-            "model: shared experts with biases are not modeled");
+            "model.json: /moe_shared_expert_intermediate_size: requires disable_bias_linear, got 32");
 }
 
 TEST(HuggingFaceExperts, MissingKeysAreNamed) {
@@ -161,6 +164,23 @@ TEST(HuggingFaceExperts, MissingKeysAreNamed) {
   EXPECT_EQ(error("qwen3_moe", R"(, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
                   "decoder_sparse_step": 2)"),
             "model.json: /decoder_sparse_step: expected 1: experts in every layer, got 2");
+  EXPECT_EQ(error("mixtral", R"(, "num_local_experts": 8, "num_experts_per_tok": 9)"),
+            "model.json: /num_experts_per_tok: expected a whole number from 1 to 8, got 9");
+  EXPECT_EQ(error("deepseek_v3", R"(, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                  "first_k_dense_replace": 2)"),
+            "model.json: /first_k_dense_replace: expected a whole number from 0 to 1, got 2");
+  EXPECT_EQ(error("qwen3_moe", R"(, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                  "mlp_only_layers": [0, 1])"),
+            "model.json: /mlp_only_layers: expected a layer with experts, got [0,1]");
+  EXPECT_EQ(error("qwen2_moe", R"(, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                  "shared_expert_intermediate_size": 8, "mlp_bias": true)"),
+            "model.json: /mlp_bias: expected false: shared experts with biases are not modeled, got true");
+  const char* deepseek = R"(, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+      "first_k_dense_replace": 1, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8)";
+  EXPECT_EQ(error("deepseek_v2", deepseek + std::string(R"(, "attention_bias": true)")),
+            "model.json: /attention_bias: expected false: latent attention with biases is not modeled, got true");
+  EXPECT_EQ(error("deepseek_v2", deepseek + std::string(R"(, "mlp_bias": true, "n_shared_experts": 1)")),
+            "model.json: /mlp_bias: expected false: shared experts with biases are not modeled, got true");
   EXPECT_EQ(error("dbrx", ""),
             "model.json: /model_type: expected one of gpt2, llama, mistral, qwen2, qwen3, mixtral, gpt_oss, qwen2_moe, "
             "qwen3_moe, deepseek_v2, deepseek_v3, got \"dbrx\"");

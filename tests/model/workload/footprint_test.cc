@@ -244,9 +244,10 @@ TEST(CheckTraining, NamesSizesThatDoNotDivide) {
   };
   EXPECT_EQ(error([](Training&) {}), "no error");
   EXPECT_EQ(error([](Training& t) { t.tp = 3; }),
-            "llama3-8b: attention heads (32) must be a multiple of the tensor-parallel size (3)");
+            "/parallelism/tp: llama3-8b: attention heads (32) must be a multiple of the tensor-parallel size (3)");
   EXPECT_EQ(error([](Training& t) { t.tp = 16; }), "no error");  // eight key/value heads, each twice
-  EXPECT_EQ(error([](Training& t) { t.gradient_bytes = 3; }), "gradients take 2 or 4 bytes, got 3");
+  EXPECT_EQ(error([](Training& t) { t.gradient_bytes = 3; }),
+            "/parallelism/gradient_bytes: gradients take 2 or 4 bytes, got 3");
   EXPECT_EQ(error([](Training& t) { t.sequence_length = 0; }), "sequence length must be at least 1, got 0");
 }
 
