@@ -292,6 +292,19 @@ class Reading {
     }
   }
 
+  // Throws InputError if no layer of the model has this module.
+  static void check_recomputed(const Transformer& model, RecomputeModule module, const JsonReader& name) {
+    const bool of_experts = module == RecomputeModule::experts || module == RecomputeModule::activation;
+    if (of_experts && !model.has_experts()) name.fail("requires a model with experts");
+    if (module == RecomputeModule::shared_experts && model.experts.shared_ffn_hidden == 0) {
+      name.fail("requires a model with shared experts");
+    }
+    if (module == RecomputeModule::mlp && model.dense_layers() == 0) name.fail("requires a model with dense layers");
+    if (module == RecomputeModule::up_projection && !model.has_latent_attention()) {
+      name.fail("requires a model with latent attention");
+    }
+  }
+
   void read_recompute_modules(JsonReader& object) {
     object.allow("recompute_modules");
     if (!object.has("recompute_modules")) return;
@@ -300,12 +313,9 @@ class Reading {
     const std::vector<std::string>& names = recompute_module_names();
     for (const JsonReader& element : list.elements()) {
       const std::string word = element.one_of(names);
-      const std::optional<Transformer>& model = scenario_.model;
-      if (word == "moe_act" && model && !model->has_experts()) element.fail("requires a model with experts");
-      if (word == "mla_up_proj" && model && !model->has_latent_attention()) {
-        element.fail("requires a model with latent attention");
-      }
-      modules = modules | static_cast<RecomputeModule>(std::find(names.begin(), names.end(), word) - names.begin());
+      const auto module = static_cast<RecomputeModule>(std::find(names.begin(), names.end(), word) - names.begin());
+      if (scenario_.model) check_recomputed(*scenario_.model, module, element);
+      modules = modules | module;
     }
     scenario_.training.recompute_modules = modules;
   }

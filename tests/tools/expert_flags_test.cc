@@ -1,5 +1,6 @@
 // Flags and keys of models with experts: errors name them.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "model/input/files.h"
@@ -7,6 +8,8 @@
 
 namespace sluice::test {
 namespace {
+
+using testing::HasSubstr;
 
 const std::string kMixtral =
     "simulate --model mixtral-8x7b --mbs 1 --seq-length 4096 --microbatches 8 --cluster dgx-h100 ";
@@ -52,6 +55,27 @@ TEST(ExpertFlags, ErrorsNameTheFlag) {
   for (const auto& [arguments, message] : cases) {
     EXPECT_EQ(error_of_command(arguments), std::string("sluice: ") + message + "\n") << arguments;
   }
+}
+
+TEST(ExpertFlags, RecomputedModulesAreThoseOfTheModel) {
+  const std::string selective = " --pp 2 --mbs 1 --seq-length 4096 --microbatches 8 --recompute selective ";
+  const std::string dense = "simulate --model llama3-8b" + selective + "--recompute-modules ";
+  for (const char* module : {"moe", "moe_act"}) {
+    EXPECT_EQ(error_of_command(dense + module),
+              std::string("sluice: --recompute-modules: requires a model with experts, got \"") + module + "\"\n");
+  }
+  EXPECT_EQ(error_of_command(dense + "layernorm,shared_experts"),
+            "sluice: --recompute-modules: requires a model with shared experts, got \"shared_experts\"\n");
+  EXPECT_EQ(error_of_command(dense + "mla_up_proj"),
+            "sluice: --recompute-modules: requires a model with latent attention, got \"mla_up_proj\"\n");
+  const std::string mixtral = "simulate --model mixtral-8x7b" + selective + "--recompute-modules ";
+  EXPECT_EQ(error_of_command(mixtral + "shared_experts"),
+            "sluice: --recompute-modules: requires a model with shared experts, got \"shared_experts\"\n");
+  EXPECT_EQ(error_of_command(mixtral + "mlp"),
+            "sluice: --recompute-modules: requires a model with dense layers, got \"mlp\"\n");
+  EXPECT_THAT(error_of_command("plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 "
+                               "--recompute selective --recompute-modules moe"),
+              HasSubstr("--recompute-modules: requires a model with experts"));
 }
 
 TEST(ExpertFlags, ErrorsNameTheKey) {
