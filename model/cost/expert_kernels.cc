@@ -49,7 +49,7 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   ExpertSizes e{};
   e.own = s.rows / training.tp;
   e.sent = e.own * experts.per_token * training.mean_expert_rows();
-  e.most = e.own * experts.per_token * training.most_expert_rows();
+  e.most = e.own * experts.per_token * training.most_expert_rows(experts);
   e.come = e.most * training.etp;
   e.delivered = copies_apart(training) ? e.come : e.come * expected_parts(experts, training.ep) / experts.per_token;
   e.scores = e.own * experts.count;

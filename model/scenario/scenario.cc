@@ -11,6 +11,7 @@
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 #include "model/scenario/cost_file_keys.h"
+#include "model/scenario/expert_load.h"
 #include "model/scenario/graph_modules.h"
 #include "model/scenario/pipeline_layout.h"
 #include "model/slicing/balanced.h"
@@ -269,27 +270,7 @@ class Reading {
     object.allow("moe_token_dispatcher");
     training.fp8_dispatch = object.boolean_or("fp8_dispatch", false);
     training.communication_sms = whole(object, "moe_communication_sms", 0, 1024, -1);
-    training.expert_imbalance = object.number_or("expert_imbalance", 1, 1e4, 1);
-    read_capacity(object);
-  }
-
-  // As in Megatron-LM, whose other dispatchers drop no tokens.
-  void read_capacity(JsonReader& object) {
-    Training& training = scenario_.training;
-    const char* const factor = "moe_expert_capacity_factor";
-    const char* const pads = "moe_pad_expert_input_to_capacity";
-    if (object.has(factor)) {
-      training.expert_capacity = object.number_or(factor, 1e-3, 1e3, 1);
-      if (training.token_dispatcher != Training::TokenDispatcher::all_to_all) {
-        object.at(factor).fail("requires moe_token_dispatcher alltoall");
-      }
-      if (scenario_.model && !scenario_.model->has_experts()) object.at(factor).fail("requires a model with experts");
-    }
-    object.allow(factor);
-    training.pads_experts = object.boolean_or(pads, false);
-    if (training.pads_experts && training.expert_capacity == 0) {
-      object.at(pads).fail("requires moe_expert_capacity_factor");
-    }
+    read_expert_load(object, scenario_.model, training);
   }
 
   // Throws InputError if no layer of the model has this module.

@@ -123,7 +123,7 @@ class Tensors {
     const std::int64_t own = (s_.rows + training_.tp - 1) / training_.tp;
     // Of the busiest rank; the choices of tokens number far less than 2^53.
     const auto most = static_cast<std::int64_t>(
-        std::ceil(static_cast<double>(own * experts.per_token) * training_.most_expert_rows()));
+        std::ceil(static_cast<double>(own * experts.per_token) * training_.most_expert_rows(experts)));
     const std::int64_t come = most * training_.etp;  // gathered from the ranks that have parts of the same experts
     const std::int64_t width = most * experts.ffn_hidden;
     const std::int64_t shared = s_.rows * experts.shared_ffn_hidden / training_.tp;

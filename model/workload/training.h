@@ -205,8 +205,8 @@ struct Training {
     if (expert_capacity == 0) return 1;
     return pads_experts ? expert_capacity : std::min(1.0, expert_capacity);
   }
-  double most_expert_rows() const {
-    const double load = ep > 1 ? expert_imbalance : 1;
+  double most_expert_rows(const Experts& experts) const {
+    const double load = std::min(expert_imbalance, largest_imbalance(experts, ep));
     if (expert_capacity == 0) return load;
     return pads_experts ? expert_capacity : std::min(load, expert_capacity);
   }

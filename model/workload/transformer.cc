@@ -89,6 +89,11 @@ std::int64_t mtp_layer_parameters(const Transformer& model) {
          layer_parameters(model, model.last_kind());
 }
 
+double largest_imbalance(const Experts& experts, int ranks) {
+  if (experts.count == 0) return 1;
+  return std::min<double>(ranks, static_cast<double>(experts.count) / experts.per_token);
+}
+
 std::int64_t parameters(const Transformer& model) {
   const std::int64_t dense = model.dense_layers();
   return dense * layer_parameters(model) + (model.layers - dense) * layer_parameters(model, LayerKind::experts) +

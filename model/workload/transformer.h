@@ -83,6 +83,10 @@ struct Transformer {
   int mlp_inputs() const { return gated ? 2 : 1; }  // matrices into ffn_hidden
 };
 
+// Returns the largest possible ratio of the busiest of `ranks` ranks to the mean: all tokens go to as many of its
+// experts as they can. It is `ranks`, or less where a rank has fewer experts than a token goes to; 1 without experts.
+double largest_imbalance(const Experts& experts, int ranks);
+
 // Elements of attention's weight matrices: h (a d + 2 g d) + a d h; GPT: 4 h^2. Latent: the down- and up-projections.
 std::int64_t attention_matrix_elements(const Transformer& model);
 // Elements of the matrices of an MLP (or an expert) of that width: (2 or 3) h f.

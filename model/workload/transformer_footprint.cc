@@ -333,7 +333,7 @@ std::int64_t TransformerFootprint::split_width(const SliceSize& size) const {
 template <typename Out>
 void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& held = stages_[stage];
-  check_countable(model_, std::max(1.0, training_.most_expert_rows()), !training_.flash_attention,
+  check_countable(model_, std::max(1.0, training_.most_expert_rows(model_.experts)), !training_.flash_attention,
                   held.layers + held.mtp_layers, shape, slice);
   const std::int64_t tokens = shape.slice_lengths[slice] / training_.cp;
   const SliceSize size{.tokens = tokens,

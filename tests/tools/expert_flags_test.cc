@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
@@ -76,6 +78,29 @@ TEST(ExpertFlags, RecomputedModulesAreThoseOfTheModel) {
   EXPECT_THAT(error_of_command("plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 "
                                "--recompute selective --recompute-modules moe"),
               HasSubstr("--recompute-modules: requires a model with experts"));
+}
+
+// 8 experts, 2 per token: at most all tokens on one of 4 or more ranks. On fewer ranks, those on one are as many as
+// there are ranks times the mean.
+TEST(ExpertFlags, ImbalanceIsAtMostAllTokensOnOneRank) {
+  EXPECT_EQ(error_of_command(kMixtral + "--pp 2 --dp 8 --ep 8 --expert-imbalance 4.5"),
+            "sluice: --expert-imbalance: expected at most 4, with 2 of 8 experts per token, got 4.5\n");
+  EXPECT_EQ(error_of_command("simulate --model llama3-8b --pp 2 --mbs 1 --seq-length 4096 --microbatches 8 "
+                             "--expert-imbalance 1.5"),
+            "sluice: --expert-imbalance: requires a model with experts, got 1.5\n");
+  const auto iteration = [](const std::string& more) {
+    const CommandResult result = run_sluice(words(
+        "simulate --num-layers 4 --hidden-size 4096 --num-attention-heads 32 --ffn-hidden-size 14336 --swiglu "
+        "--vocab-size 32000 --position-embedding-type rope --disable-bias-linear --num-experts 8 --mbs 1 --seq-length "
+        "4096 --microbatches 8 --cluster dgx-h100 --pp 2 --dp 8 --json " +
+        more));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out).at("makespan_s").get<double>();
+  };
+  EXPECT_LT(iteration("--ep 2"), iteration("--ep 2 --expert-imbalance 2"));
+  EXPECT_EQ(iteration("--ep 2 --expert-imbalance 2"), iteration("--ep 2 --expert-imbalance 3"));
+  EXPECT_LT(iteration("--ep 4 --expert-imbalance 3"), iteration("--ep 4 --expert-imbalance 4"));
+  EXPECT_EQ(iteration("--ep 1"), iteration("--ep 1 --expert-imbalance 4"));
 }
 
 TEST(ExpertFlags, ErrorsNameTheKey) {

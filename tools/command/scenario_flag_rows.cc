@@ -88,7 +88,8 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
     {"--moe-communication-sms", "/parallelism/moe_communication_sms", ScenarioValueKind::whole, kParallelism,
      "Multiprocessors that dispatch and combine take from compute beside them, 0 to 1024 (default: 20, hybridep 16)"},
     {"--expert-imbalance", "/parallelism/expert_imbalance", ScenarioValueKind::real, kParallelism,
-     "Tokens of the busiest expert-parallel rank over the mean, 1 to 10000 (default: 1)"},
+     "Tokens of the busiest expert-parallel rank over the mean, 1 to experts / experts per token; limited to --ep "
+     "(default: 1)"},
     {"--moe-expert-capacity-factor", "/parallelism/moe_expert_capacity_factor", ScenarioValueKind::real, kParallelism,
      "Most tokens of an expert over the mean, beyond which they are dropped, 0.001 to 1000 (default: none is dropped)"},
     {"--moe-pad-expert-input-to-capacity", "/parallelism/moe_pad_expert_input_to_capacity", ScenarioValueKind::yes,

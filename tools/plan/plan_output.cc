@@ -57,7 +57,9 @@ std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& p
   if (point.overlap_grad_reduce && point.dp * point.cp > 1) out.emplace_back("gradient reduction overlaps");
   if (point.overlap_param_gather) out.emplace_back("parameter gather overlaps");
   if (point.ep > 1 && base.training.expert_imbalance > 1) {
-    out.push_back(fmt::format("experts of one rank get {:.3g} times the mean", base.training.expert_imbalance));
+    out.push_back(
+        fmt::format("experts of one rank get {:.3g} times the mean",
+                    std::min(base.training.expert_imbalance, largest_imbalance(base.model->experts, point.ep))));
   }
   const bool joint =
       point.family->name == "dualpipe" || point.family->name == "dualpipe-v" || point.family->for_expert_parallelism;
