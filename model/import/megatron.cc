@@ -13,6 +13,7 @@
 #include "model/errors.h"
 #include "model/import/layer_frequency.h"
 #include "model/import/megatron_names.h"
+#include "model/import/megatron_overlap.h"
 #include "model/scenario/pipeline_layout.h"
 
 namespace sluice::model {
@@ -288,8 +289,8 @@ class MegatronImport {
     const std::int64_t chunks = has("pipeline-model-parallel-layout") ? read_layout(ranks) : read_layers(ranks);
     const bool combined = has("overlap-moe-expert-parallel-comm");
     set("/schedule/name", combined ? "combined-1f1b" : chunks > 1 ? "interleaved-1f1b" : "1f1b");
-    if (combined && chunks < 2 && ranks > 1) {
-      fail("overlap-moe-expert-parallel-comm", "with a pipeline, requires virtual stages");
+    if (const std::string why = combined ? refused_overlap(arguments_, ranks, chunks) : ""; !why.empty()) {
+      fail("overlap-moe-expert-parallel-comm", why);
     }
     if (!combined && has("delay-wgrad-compute")) {
       useless_.emplace_back("--delay-wgrad-compute without --overlap-moe-expert-parallel-comm");

@@ -8,6 +8,7 @@
 
 #include "model/errors.h"
 #include "model/import/import.h"
+#include "tests/model/workload/models.h"
 
 namespace sluice::test {
 namespace {
@@ -117,6 +118,33 @@ TEST(ImportMegatron, ReadsTheOverlapOfExperts) {
                                                   "--pipeline-model-parallel-size 2",
                                     "line"),
                InputError);
+}
+
+TEST(ImportMegatron, RejectsWhatTheOverlapOfExpertsExcludes) {
+  const auto error = [](const std::string& more, const std::string& dispatcher, const std::string& ep = "8") {
+    return test::error_of([&] {
+      import_megatron_line(kSmallModel +
+                               "--num-experts 64 --pipeline-model-parallel-size 4 --world-size 32 "
+                               "--num-virtual-stages-per-pipeline-rank 2 --overlap-moe-expert-parallel-comm " +
+                               (ep.empty() ? "" : "--expert-model-parallel-size " + ep + " ") +
+                               (dispatcher.empty() ? "" : "--moe-token-dispatcher-type " + dispatcher + " ") + more,
+                           "line");
+    });
+  };
+  const std::string overlap = "line: --overlap-moe-expert-parallel-comm: ";
+  EXPECT_EQ(error("", "alltoall"), "no error");
+  EXPECT_EQ(error("--recompute-granularity selective --recompute-modules layernorm moe_act --mtp-num-layers 1", "flex"),
+            "no error");
+  EXPECT_EQ(error("", "allgather"), overlap + "requires --moe-token-dispatcher-type alltoall or flex, got allgather");
+  EXPECT_EQ(error("", ""),
+            overlap + "requires --moe-token-dispatcher-type alltoall or flex, got allgather, the default");
+  EXPECT_EQ(error("", "alltoall", ""), overlap + "requires --expert-model-parallel-size of at least 2");
+  EXPECT_EQ(error("--recompute-granularity full --recompute-method uniform", "alltoall"),
+            overlap + "excludes --recompute-granularity full");
+  EXPECT_EQ(error("--recompute-granularity selective --recompute-modules moe", "alltoall"),
+            overlap + "excludes --recompute-modules moe");
+  EXPECT_EQ(error("--mtp-num-layers 2", "alltoall"), overlap + "requires --mtp-num-layers of at most 1, got 2");
+  EXPECT_EQ(error("--moe-shared-expert-overlap", "alltoall"), overlap + "excludes --moe-shared-expert-overlap");
 }
 
 TEST(ImportMegatron, ReadsCudaGraphs) {

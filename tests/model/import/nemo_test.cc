@@ -95,7 +95,9 @@ TEST(ImportNemo, ReadsHowExpertsRun) {
   const auto imported = [&](const std::string& model, const std::string& overlap) {
     const std::string dispatcher = "moe_token_dispatcher_type: alltoall";
     const std::string backend = "tp_comm_bootstrap_backend: nccl";
-    return import_text(with(with(text, dispatcher, model), backend, backend + overlap), "run.yaml").scenario;
+    // Combined 1F1B excludes recomputation of moe.
+    const std::string less = with(text, "recompute_modules: [core_attn, moe]", "recompute_modules: [core_attn]");
+    return import_text(with(with(less, dispatcher, model), backend, backend + overlap), "run.yaml").scenario;
   };
   const Json plain = imported(
       "moe_token_dispatcher_type: alltoall\n  cuda_graph_impl: none\n  cuda_graph_scope: []\n"
@@ -117,6 +119,9 @@ TEST(ImportNemo, ReadsHowExpertsRun) {
   EXPECT_EQ(parallelism.at("cuda_graph_modules"), Json({"attn", "moe_router"}));
   EXPECT_EQ(parallelism.at("fused_grouped_mlp"), true);
   EXPECT_FALSE(parallelism.contains("weave"));
+  const std::string overlap = "tp_comm_bootstrap_backend: nccl\n  overlap_moe_expert_parallel_comm: true";
+  EXPECT_THAT(nemo_error(with(text, "tp_comm_bootstrap_backend: nccl", overlap)),
+              HasSubstr("comm_overlap.overlap_moe_expert_parallel_comm: excludes --recompute-modules moe"));
 }
 
 TEST(ImportNemo, ReadsNarrowFormats) {
