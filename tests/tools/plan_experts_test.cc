@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/support/command.h"
 
@@ -88,6 +89,23 @@ TEST(SimulateCommand, RefusesCapacitiesWithoutEffect) {
               HasSubstr("--moe-expert-capacity-factor: requires a model with experts"));
   EXPECT_THAT(error_of("--model qwen3-30b-a3b --moe-expert-capacity-factor 0"),
               HasSubstr("--moe-expert-capacity-factor: expected a number from 0.001 to 1000"));
+}
+
+TEST(PlanCommand, CsvHasTheRecomputedModules) {
+  const CommandResult result = run_sluice(
+      words("plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 256 --seq-length 4096 --tp 1 --pp 2 --ep 8 "
+            "--mbs 1 --schedule 1f1b --even-stages --recompute none,selective --recompute-modules layernorm,moe_act "
+            "--csv /dev/stdout"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, testing::HasSubstr(",pipeline_layout,recompute_modules,reason\n"));
+  std::istringstream lines(result.out);
+  int rows = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(",1f1b,1,") == std::string::npos) continue;
+    ++rows;
+    EXPECT_EQ(line.find(",selective,") != std::string::npos, line.ends_with(",\"layernorm,moe_act\",")) << line;
+  }
+  EXPECT_GT(rows, 2);
 }
 
 TEST(PlanCommand, RunsNoBiasesOfExperts) {

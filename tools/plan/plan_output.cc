@@ -390,7 +390,8 @@ std::string plan_csv(const Plan& plan) {
       "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
       "pipeline_before_data,first_stage_layers,last_stage_layers,etp,recompute_layers,overlap_grad_reduce,"
       "overlap_param_gather,iteration_s,least_iteration_s,bubble_fraction,"
-      "tokens_per_s_per_device,mfu,needed_memory_bytes,pipeline_layout,reason\n";
+      "tokens_per_s_per_device,mfu,needed_memory_bytes,pipeline_layout,recompute_modules,reason\n";
+  const std::string modules = fmt::format("\"{}\"", fmt::join(names_of(plan.base().training.recompute_modules), ","));
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
   std::vector<char> listed(plan.points().size(), 0);
@@ -409,7 +410,7 @@ std::string plan_csv(const Plan& plan) {
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
         std::back_inserter(out),
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
         i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
         point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
         point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
@@ -417,7 +418,8 @@ std::string plan_csv(const Plan& plan) {
         figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
         figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
         figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
-        i < ranked ? uneven_layout(plan.base(), point) : "", reason.empty() ? "" : '"' + reason + '"');
+        i < ranked ? uneven_layout(plan.base(), point) : "",
+        point.recompute == Training::Recompute::selective ? modules : "", reason.empty() ? "" : '"' + reason + '"');
   }
   return out;
 }
