@@ -56,10 +56,10 @@ std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& p
   if (point.pp > 1) out.emplace_back(blocks_transfers(base, point) ? "sends block" : "sends overlap");
   if (point.overlap_grad_reduce && point.dp * point.cp > 1) out.emplace_back("gradient reduction overlaps");
   if (point.overlap_param_gather) out.emplace_back("parameter gather overlaps");
-  if (point.ep > 1 && base.training.expert_imbalance > 1) {
-    out.push_back(
-        fmt::format("experts of one rank get {:.3g} times the mean",
-                    std::min(base.training.expert_imbalance, largest_imbalance(base.model->experts, point.ep))));
+  Training training = base.training;
+  training.ep = point.ep;
+  if (const double most = training.most_expert_rows(base.model->experts); most > 1) {
+    out.push_back(fmt::format("experts of one rank get {:.3g} times the mean", most));
   }
   const bool joint =
       point.family->name == "dualpipe" || point.family->name == "dualpipe-v" || point.family->for_expert_parallelism;
