@@ -102,6 +102,57 @@ TEST(Doctor, ReportsLibrariesAndWhereTheyWereSearched) {
   EXPECT_THAT(text.out, HasSubstr("\n              " + cudnn + "\n"));
 }
 
+// A cuDNN that loads, on the loader's path, and the libraries that it needs, one after the other, in a Python
+// environment.
+TEST(Doctor, ReportsCudnnAndItsCompanions) {
+  const TemporaryFolder folder;
+  const std::string loader = folder.path("loader");
+  std::filesystem::create_directories(loader);
+  std::filesystem::copy_file(SLUICE_STUB_CUDNN, loader + "/libcudnn.so.9");
+  const std::vector<std::string> environment = {"VIRTUAL_ENV=" + folder.path("python"), "LD_LIBRARY_PATH=" + loader};
+  const auto cudnn = [&] {
+    const json document = json::parse(run_sluice({"doctor", "--json"}, environment).out);
+    for (const json& each : document.at("cuda").at("software")) {
+      if (each.at("name") == "cuDNN") return each;
+    }
+    return json();
+  };
+  json found = cudnn();
+  if (found.is_null()) GTEST_SKIP() << "SKIPPED: this build has no CUDA kernels";
+  const auto add = [&](const std::string& package, const std::string& library) {
+    const std::string packages = folder.path("python/lib/python3.12/site-packages/nvidia/" + package + "/lib");
+    std::filesystem::create_directories(packages);
+    std::filesystem::copy_file(SLUICE_STUB_CUDNN, packages + "/" + library);
+  };
+  EXPECT_TRUE(found.at("version").is_null());
+  EXPECT_THAT(found.at("detail").get<std::string>(), HasSubstr("cuBLASLt for cuDNN not found: libcublasLt.so.99: "));
+  EXPECT_EQ(found.at("optional"), "--attention cudnn");
+  add("cublas", "libcublasLt.so.99");
+  found = cudnn();
+  EXPECT_TRUE(found.at("version").is_null());
+  EXPECT_THAT(found.at("detail").get<std::string>(), HasSubstr("NVRTC for cuDNN not found: libnvrtc.so.99: "));
+  EXPECT_THAT(run_sluice({"doctor"}, environment).out,
+              ContainsRegex("\ncuDNN         no: NVRTC for cuDNN .*; optional: --attention cudnn\n"));
+  add("cuda_nvrtc", "libnvrtc.so.99");
+  found = cudnn();
+  EXPECT_EQ(found.at("version"), "9.12.0");
+  EXPECT_EQ(found.at("detail"), loader + "/libcudnn.so.9");
+  EXPECT_THAT(run_sluice({"doctor"}, environment).out,
+              HasSubstr("\ncuDNN         9.12.0 (" + loader + "/libcudnn.so.9); optional: --attention cudnn\n"));
+}
+
+TEST(Doctor, ReportsWhatIsOptional) {
+  const json document = json::parse(run_sluice({"doctor", "--json"}).out);
+  if (document.at("cuda").at("architectures").is_null()) GTEST_SKIP() << "SKIPPED: this build has no CUDA kernels";
+  for (const json& each : document.at("cuda").at("software")) {
+    const json expected = each.at("name") == "cuDNN"      ? json("--attention cudnn")
+                          : each.at("name") == "cublasLt" ? json("--gemms cublaslt")
+                                                          : json();
+    EXPECT_EQ(each.at("optional"), expected) << each;
+  }
+  EXPECT_THAT(run_sluice({"doctor"}).out, ContainsRegex("\ncublasLt .*; optional: --gemms cublaslt\n"));
+}
+
 TEST(Doctor, ReportsTheLauncherVariables) {
   const CommandResult result = run_sluice({"doctor"}, {"RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=here"});
   EXPECT_EQ(result.exit_code, 0) << result.err;

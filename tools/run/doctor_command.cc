@@ -104,6 +104,12 @@ SoftwareFacts cudnn_facts() {
   }
 }
 
+// The flag that selects a library of SoftwareFacts without which everything else works; empty for the others.
+std::string optional_flag(const std::string& library) {
+  if (library == "cuDNN") return "--attention cudnn";
+  return library == "cublasLt" ? "--gemms cublaslt" : "";
+}
+
 // Measures messages between two threads.
 CopyRate rate_between_threads() {
   constexpr std::int64_t kBytes = 1 << 20;
@@ -159,7 +165,10 @@ OrderedJson findings_json(const Findings& found) {
   const auto or_null = [](const std::string& text) { return text.empty() ? OrderedJson() : OrderedJson(text); };
   OrderedJson software = OrderedJson::array();
   for (const SoftwareFacts& each : found.software) {
-    software.push_back({{"name", each.name}, {"version", or_null(each.version)}, {"detail", each.detail}});
+    software.push_back({{"name", each.name},
+                        {"version", or_null(each.version)},
+                        {"detail", each.detail},
+                        {"optional", or_null(optional_flag(each.name))}});
   }
   OrderedJson devices = OrderedJson::array();
   for (const DeviceFacts& each : found.devices) {
@@ -225,8 +234,10 @@ void print_findings(const Findings& found) {
   if (!found.architectures.empty()) print_row("kernels", "for " + found.architectures);
   bool missing = false;
   for (const SoftwareFacts& each : found.software) {
+    const std::string flag = optional_flag(each.name);
     print_row(each.name,
-              each.version.empty() ? "no: " + each.detail : fmt::format("{} ({})", each.version, each.detail));
+              (each.version.empty() ? "no: " + each.detail : fmt::format("{} ({})", each.version, each.detail)) +
+                  (flag.empty() ? "" : "; optional: " + flag));
     missing |= each.version.empty() && each.name != "CUDA driver";
   }
   if (missing) {
