@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -31,6 +32,12 @@ struct MarkMultiprocessor {
     while (clock64() - began < clocks) {
     }
   }
+};
+
+// Ends the kernel with an error, after which every call of the process fails.
+struct Trap {
+  static constexpr int kThreads = 32;
+  SLUICE_DEVICE void operator()() const { asm volatile("trap;"); }
 };
 
 constexpr int kMostMultiprocessors = 1024;
@@ -261,12 +268,52 @@ TEST_P(GpuDevice, ThrowsIfMemoryDoesNotFit) {
   device.release(device.allocate(1 << 20));  // still usable
 }
 
+// Exits with the number of calls that threw DeviceError after a kernel failed, once all objects are destroyed.
+[[noreturn]] void fail_and_destroy(std::vector<std::unique_ptr<Device>>& devices) {
+  int thrown = 0;
+  {
+    Device& device = *devices.front();
+    device.make_current();
+    std::byte* const memory = device.allocate(1 << 20);
+    std::byte* const host = device.allocate_host(1 << 20);
+    const auto stream = device.make_stream(StreamPriority::normal);
+    const auto event = device.make_event();
+    const auto count_errors = [&thrown](const auto& call) {
+      try {
+        call();
+      } catch (const DeviceError& error) {
+        std::cerr << error.what() << "\n";
+        ++thrown;
+      }
+    };
+    cuda::launch(*stream, {.blocks_x = 1, .threads = Trap::kThreads}, Trap{});
+    device.record(*event, *stream);
+    count_errors([&] { device.synchronize(*stream); });
+    count_errors([&] { device.synchronize(*event); });
+    device.settle(*stream);
+    device.release(memory);
+    device.release_host(host);
+  }
+  devices.clear();
+  std::exit(thrown);
+}
+
+using GpuDeviceDeathTest = GpuDevice;
+
+TEST_P(GpuDeviceDeathTest, FailedKernelsAreErrorsAndDestructorsIgnoreThem) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // CUDA does not survive a fork
+  EXPECT_EXIT(fail_and_destroy(devices_), ::testing::ExitedWithCode(2),
+              "cudaStreamSynchronize on .*: .* \\(cudaError[A-Za-z]+\\)");
+}
+
+std::string name_of(const ::testing::TestParamInfo<std::string>& tested) {
+  std::string name = tested.param;
+  name[name.find(':')] = '_';
+  return name;
+}
 INSTANTIATE_TEST_SUITE_P(All, GpuDevice, ::testing::Values("gpu:1", "green:2", "green:4", "green:8", "stream:2"),
-                         [](const auto& tested) {
-                           std::string name = tested.param;
-                           name[name.find(':')] = '_';
-                           return name;
-                         });
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(All, GpuDeviceDeathTest, ::testing::Values("gpu:1", "green:2"), name_of);
 
 }  // namespace
 }  // namespace sluice::test
