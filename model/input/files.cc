@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/input/file_set.h"
 
 namespace sluice::model {
 namespace {
@@ -49,7 +50,7 @@ std::string folder_of(const std::string& target) {
 // Names of temporary files of `target`: a process number and a count follow.
 std::string temporary_prefix(const std::string& target) { return target + "." + host_name() + "."; }
 
-// Removes temporary files that processes of this host left when they were killed.
+// Removes temporary files and folders that processes of this host left when they were killed.
 void remove_stale(const std::string& target) {
   const std::string prefix = std::filesystem::path(temporary_prefix(target)).filename();
   std::error_code error;
@@ -57,7 +58,9 @@ void remove_stale(const std::string& target) {
     const std::string name = entry.path().filename();
     if (!name.starts_with(prefix) || !name.ends_with(".tmp")) continue;
     const long process = std::strtol(name.c_str() + prefix.size(), nullptr, 10);
-    if (process > 0 && ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) ::unlink(entry.path().c_str());
+    if (process <= 0 || ::kill(static_cast<pid_t>(process), 0) == 0 || errno != ESRCH) continue;
+    std::error_code ignored;
+    std::filesystem::remove_all(entry.path(), ignored);
   }
 }
 
@@ -201,6 +204,43 @@ void WholeFile::commit() {
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(path_, "cannot replace", errno);
   temporary_.clear();
   flush_folder(path_, folder_of(target_));
+}
+
+// --- FileSet ---------------------------------------------------------------------------------------------------------
+
+FileSet::FileSet(std::string prefix) : prefix_(std::move(prefix)) {
+  remove_stale(prefix_);
+  folder_ = under_new_name(prefix_, prefix_, [](const std::string& name) { return ::mkdir(name.c_str(), 0777) == 0; });
+}
+
+FileSet::~FileSet() {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+void FileSet::write(const std::string& name, const std::function<void(const ByteSink&)>& produce) {
+  std::error_code error;
+  if (std::filesystem::is_directory(prefix_ + name, error)) {
+    throw InputError(prefix_ + name + ": is a folder, expected a file name");
+  }
+  const std::string path = folder_ + "/" + name;
+  try {
+    write_file_whole(path, produce);
+  } catch (const InputError& failure) {
+    const std::string what = failure.what();
+    if (!what.starts_with(path)) throw;
+    throw InputError(prefix_ + name + what.substr(path.size()));
+  }
+  names_.push_back(name);
+}
+
+void FileSet::commit() {
+  for (const std::string& name : names_) {
+    const std::string path = prefix_ + name;
+    if (::rename((folder_ + "/" + name).c_str(), path.c_str()) != 0) fail(path, "cannot replace", errno);
+  }
+  names_.clear();
+  flush_folder(prefix_, folder_of(prefix_));
 }
 
 }  // namespace sluice::model

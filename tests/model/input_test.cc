@@ -11,11 +11,13 @@
 
 #include "model/errors.h"
 #include "model/input/csv.h"
+#include "model/input/file_set.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 #include "model/input/numbers.h"
 #include "model/units.h"
+#include "tests/support/command.h"
 
 namespace sluice::test {
 namespace {
@@ -193,6 +195,31 @@ TEST(Numbers, AreDecimalWithoutBlanksAndPlusSign) {
   EXPECT_TRUE(parse_number("2.25", value));
   EXPECT_EQ(value, 2.25);
   EXPECT_FALSE(parse_number("2.25 ", value));
+}
+
+TEST(FileSet, LeavesAllFilesOrNone) {
+  const TemporaryFolder folder;
+  const auto write = [&](bool fails) {
+    FileSet files(folder.path("set"));
+    files.write(".a", [](const ByteSink& sink) { sink("one"); });
+    files.write(".b", [&](const ByteSink& sink) {
+      sink("two");
+      if (fails) throw InputError("stopped");
+    });
+    files.commit();
+  };
+  EXPECT_THROW(write(true), InputError);
+  EXPECT_EQ(folder.num_files(), 0);
+  write(false);
+  EXPECT_EQ(folder.num_files(), 2);
+  EXPECT_EQ(read_file(folder.path("set.b")), "two");
+  EXPECT_THROW(FileSet(folder.path("none/set")), InputError);
+  // What a killed process has left. Numbers of processes are below 2^22.
+  char host[256] = {};
+  ASSERT_EQ(::gethostname(host, sizeof host - 1), 0);
+  std::filesystem::create_directory(folder.path(std::string("set.") + host + ".99999999.0.tmp"));
+  write(false);
+  EXPECT_EQ(folder.num_files(), 2);
 }
 
 }  // namespace

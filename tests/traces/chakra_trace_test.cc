@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "model/errors.h"
 #include "model/input/files.h"
 #include "model/scenario/scenario.h"
 #include "model/scenario/setup.h"
@@ -82,6 +84,14 @@ class ChakraTrace : public ::testing::Test {
   sim::Prediction prediction_;
   json groups_;
 };
+
+TEST_F(ChakraTrace, WritesAllFilesOrNone) {
+  static_cast<void>(written({{"parallelism", {{"pp", 4}}}, {"batch", {{"microbatches", 4}}}}));
+  const test::TemporaryFolder other;
+  ASSERT_TRUE(std::filesystem::create_directory(other.path("t.2.et")));
+  EXPECT_THROW(write_chakra_traces(other.path("t"), setup_->graph(), prediction_.timeline, {}), model::InputError);
+  EXPECT_EQ(other.num_files(), 1);  // the folder
+}
 
 // Runs the nodes of all NPUs by their dependencies alone, with the durations in the files; a message arrives when it
 // has been sent, a collective starts when all of its group have issued it. Returns the last end in ns, or -1 if some

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "model/errors.h"
-#include "model/input/files.h"
+#include "model/input/file_set.h"
 #include "model/to_size.h"
 #include "traces/chakra/execution_trace.pb.h"
 
@@ -214,13 +214,15 @@ std::int64_t write_chakra_traces(const std::string& prefix, const OpGraph& graph
                                  graph.schedule().num_ranks(), options.replicas, files, kMostChakraFiles));
   }
   NpuWriter writer(graph, timeline, options);
+  FileSet written(prefix);
   for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
     for (int replica = 0; replica < options.replicas; ++replica) {
-      write_file_whole(fmt::format("{}.{}.et", prefix, rank * options.replicas + replica),
-                       [&](const ByteSink& sink) { writer.write(rank, replica, sink); });
+      written.write(fmt::format(".{}.et", rank * options.replicas + replica),
+                    [&](const ByteSink& sink) { writer.write(rank, replica, sink); });
     }
   }
-  write_file_whole(prefix + ".comm_groups.json", writer.groups().dump(2) + "\n");
+  written.write(".comm_groups.json", [&](const ByteSink& sink) { sink(writer.groups().dump(2) + "\n"); });
+  written.commit();
   return files + 1;
 }
 
