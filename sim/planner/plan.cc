@@ -19,10 +19,12 @@ constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 2
 constexpr int kMostGain = 10;                        // percent that layers of stages are assumed to gain at most
 constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is kept between rounds
 
-// Whether two configurations are equal but for what they recompute.
-bool differ_in_recomputation(PlanPoint one, const PlanPoint& other) {
+// Whether two configurations hold the same bytes for the whole run, since they are equal but for what they recompute
+// and the order of their ranks.
+bool hold_the_same(PlanPoint one, const PlanPoint& other) {
   one.recompute = other.recompute;
   one.recompute_layers = other.recompute_layers;
+  one.pipeline_before_data = other.pipeline_before_data;
   return one == other;
 }
 
@@ -60,10 +62,10 @@ Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Pred
     : base_(std::move(base)), space_(std::move(space)), keep_(std::max(1, keep)), everything_(everything) {
   points_ = enumerate(base_, space_);
   results_.resize(points_.size());
-  std::map<std::tuple<std::string_view, int, int, int, int>, int> known;
+  std::map<std::tuple<const Family*, int, int, int, int>, int> known;
   for (const PlanPoint& point : points_) {
     const auto [found, added] = known.try_emplace(
-        {point.family->name, point.pp, point.chunks, point.microbatches, point.slices}, static_cast<int>(known.size()));
+        {point.family, point.pp, point.chunks, point.microbatches, point.slices}, static_cast<int>(known.size()));
     structure_of_.push_back(found->second);
     in_subset_.push_back(subset && subset(point) ? 1 : 0);
   }
@@ -108,9 +110,8 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
     std::unique_ptr<StructureRuns>& structure = structures_[work[begin].structure];
     for (std::size_t i = begin; i < end; ++i) {
       if (stop != nullptr && *stop) return;
-      // Recomputation does not change the bytes that are held for the whole run.
       if (!work[i].simulate && i > begin && results[i - 1].standing_over &&
-          differ_in_recomputation(points_[work[i].point], points_[work[i - 1].point])) {
+          hold_the_same(points_[work[i].point], points_[work[i - 1].point])) {
         results[i] = results[i - 1];
         if (progress) progress(1);
         continue;
