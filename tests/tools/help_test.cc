@@ -224,6 +224,22 @@ TEST(Help, EveryCommandListsItsExitCodes) {
   }
 }
 
+// Runs refuse whatever value these have, except those that turn a key of a scenario file off.
+TEST(Help, OfRunsHasNoFlagsThatAllRunsRefuse) {
+  for (const char* command : {"run", "validate", "profile"}) {
+    const std::string help = test::run_sluice({command, "--help"}).out;
+    for (const char* flag : {"--zero-stage", "--dp-shard", "--dp-replicate", "--reshard-after-forward",
+                             "--optimizer-cpu", "--optimizer-offload", "--overlap-cpu", "--torch-pipelining",
+                             "--gathered-inputs", "--cross-entropy", "--wgrad-deferral"}) {
+      EXPECT_THAT(help, testing::Not(HasSubstr(flag))) << command;
+      EXPECT_THAT(test::run_sluice({"simulate", "--help"}).out, HasSubstr(flag));
+    }
+  }
+  EXPECT_THAT(test::run_sluice({"run", "--zero-stage", "1"}).err,
+              HasSubstr("runs do not support a distributed optimizer"));
+  EXPECT_EQ(test::run_sluice({"run", "--steps", "1", "--zero-stage", "0"}).exit_code, 0);
+}
+
 TEST(Help, LinesAreWrappedExceptExamplesAndLongWords) {
   CLI::App app{"Do this. " + std::string(120, 'x') + " and that.\n\nExamples:\n  " + std::string(110, 'y')};
   app.name("ex");

@@ -41,6 +41,10 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--cuda-graph-impl",
                                              "--cuda-graph-modules",
                                              "--recompute-modules",
+                                             "--torch-pipelining",
+                                             "--gathered-inputs",
+                                             "--cross-entropy-fusion-impl",
+                                             "--wgrad-deferral-limit",
                                              "--activation-func-fp8-input-store",
                                              "--sequence-parallel",
                                              "--tp-comm-overlap",
@@ -133,6 +137,12 @@ void describe_run_defaults(CLI::App& command) {
   for (const auto& [name, words, text] : narrowed) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option != nullptr) option->type_name(fmt::format("TEXT:{}", words))->description(text);
+  }
+  // Runs refuse all values of these flags but those that turn a key of a scenario file off.
+  for (const char* name :
+       {"--zero-stage", "--dp-shard", "--dp-replicate", "--reshard-after-forward", "--optimizer-cpu-offload",
+        "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d"}) {
+    command.get_option(name)->group("");
   }
   CLI::Option* const weave = command.get_option_no_throw("--weave");
   if (weave == nullptr) return;
