@@ -137,6 +137,21 @@ std::string missing_value(const CLI::App& command, std::span<char* const> argume
   return "";
 }
 
+// Returns the message of an error "--flag: ..." with the name of the flag that was typed, where it has several.
+std::string as_typed(const CLI::App& command, const std::string& what, std::span<char* const> arguments) {
+  const std::string main = what.substr(0, what.find(':'));
+  const CLI::Option* const option = main.starts_with("--") ? command.get_option_no_throw(main) : nullptr;
+  if (option == nullptr) return what;
+  const auto typed = [&](const std::string& flag) {
+    return std::any_of(arguments.begin(), arguments.end(),
+                       [&](const std::string_view word) { return word == flag || word.starts_with(flag + "="); });
+  };
+  for (const std::string& name : option->get_lnames()) {
+    if (!typed(main) && typed("--" + name)) return "--" + name + what.substr(main.size());
+  }
+  return what;
+}
+
 int wrong_usage(const CLI::App& app, const CLI::ParseError& error, std::span<char* const> arguments) {
   const CLI::App& command = active(app);
   const std::string where = &command == &app ? "" : command.get_name() + ": ";
@@ -169,7 +184,8 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error, std::span<cha
     }
     return report_error(fmt::format("{}unexpected argument '{}'", where, word), kWrongInput);
   }
-  return report_error(where + option_error(command, model::printable(error.what(), true)), kWrongInput);
+  const std::string what = option_error(command, model::printable(error.what(), true));
+  return report_error(where + as_typed(command, what, arguments), kWrongInput);
 }
 
 // Returns the arguments for CLI11, in reverse order. It takes the next argument as the value of "--flag=".
@@ -210,7 +226,13 @@ int run(int argc, char** argv) {
   const auto chosen =
       std::find_if(commands.begin(), commands.end(), [](const Subcommand& each) { return each.parser->parsed(); });
   check_outputs(*chosen->parser);
-  return chosen->run();
+  try {
+    return chosen->run();
+  } catch (const DoesNotFit&) {
+    throw;
+  } catch (const InputError& error) {
+    throw InputError(as_typed(*chosen->parser, error.what(), arguments));
+  }
 }
 
 }  // namespace

@@ -103,6 +103,16 @@ TEST(ExpertFlags, ImbalanceIsAtMostAllTokensOnOneRank) {
   EXPECT_EQ(iteration("--ep 1"), iteration("--ep 1 --expert-imbalance 4"));
 }
 
+TEST(ExpertFlags, ErrorsNameTheFlagThatWasTyped) {
+  EXPECT_EQ(error_of_command(kMixtral + "--pp 2 --dp 4 --expert-model-parallel-size 3"),
+            "sluice: --expert-model-parallel-size: mixtral-8x7b: experts (8) must be a multiple of the expert-parallel "
+            "size (3)\n");
+  EXPECT_EQ(error_of_command("simulate --pipeline-model-parallel-size=x --microbatches 4"),
+            "sluice: simulate: --pipeline-model-parallel-size: expected a whole number, got 'x'\n");
+  EXPECT_THAT(error_of_command("simulate --pp 2 --microbatches 4 --micro-batch-size 0"),
+              HasSubstr("sluice: --micro-batch-size: expected a whole number from 1"));
+}
+
 TEST(ExpertFlags, ErrorsNameTheKey) {
   const TemporaryFolder folder;
   const std::string file = folder.path("s.json");
