@@ -134,6 +134,27 @@ TEST(Weaves, AreInTheReport) {
   EXPECT_FALSE(columns_of(read_file(path), 0).header.contains("parts"));
 }
 
+TEST(Weaves, DoNotChangeTheOutputOfDenseModels) {
+  const TemporaryFolder folder;
+  const auto outputs = [&](const std::string& flags) {
+    const std::string ops = folder.path("ops.csv");
+    const std::string svg = folder.path("figure.svg");
+    const std::string report = folder.path("report.html");
+    const CommandResult result =
+        run_sluice(words("simulate --model llama3-8b --cluster dgx-h100 --pp 4 --microbatches 8 --seq-length 4096 "
+                         "--schedule dualpipe --gantt --ops " +
+                         ops + " --svg " + svg + " --report " + report + flags));
+    EXPECT_EQ(result.err, "");
+    return std::vector<std::string>{result.out, read_file(ops), read_file(svg),
+                                    between(read_file(report), "<main>", "<h2 id=\"h-command\">"),
+                                    between(read_file(report), "id=\"columns-0\">", "</script>")};
+  };
+  const std::vector<std::string> plain = outputs("");
+  EXPECT_THAT(plain[1], HasSubstr("F(stage 0, mb 0)"));
+  EXPECT_EQ(outputs(" --joint-overlap none"), plain);
+  EXPECT_EQ(outputs(" --weave search --moe-communication-sms 7"), plain);
+}
+
 TEST(Weaves, AreComparedByPart) {
   const TemporaryFolder folder;
   const std::string woven = folder.path("woven.json");
