@@ -237,18 +237,47 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   return std::min(woven, std::max(overlapped, host));
 }
 
-double AnalyticCost::dispatch_s(double bytes) const {
+AnalyticCost::SentBytes AnalyticCost::dispatched(double bytes) const {
   const Reach& reach = placement_.expert_group();
   if (training_.token_dispatcher == Training::TokenDispatcher::all_to_all) {
-    return collectives_.all_to_all_s(reach, bytes);
+    const double share = bytes / reach.size;
+    return {.near = (reach.per_node - 1) * share, .far = (reach.size - reach.per_node) * share};
   }
   // Each token is sent once to every other node that has some of its experts, and there, as within its own node, once
   // to every rank.
   const double copy = bytes / model_.experts.per_token;
   const double to_ranks = copy * expected_parts(model_.experts, training_.ep);
   const double to_nodes = copy * expected_parts(model_.experts, reach.nodes);
-  return collectives_.exchange_s(reach, to_ranks * (reach.per_node - 1) / reach.per_node,
-                                 to_nodes * (reach.nodes - 1) / reach.nodes);
+  return {.near = to_ranks * (reach.per_node - 1) / reach.per_node, .far = to_nodes * (reach.nodes - 1) / reach.nodes};
+}
+
+double AnalyticCost::dispatch_s(double bytes) const {
+  const SentBytes sent = dispatched(bytes);
+  return collectives_.exchange_s(placement_.expert_group(), sent.near, sent.far);
+}
+
+Contention AnalyticCost::contention_of(const PassKernels& forward, const PassKernels& backward) const {
+  if (training_.dispatch_sms() == 0) return {};
+  constexpr double kAccesses = 2;
+  constexpr double kFairShare = 0.5;
+  double bytes = 0;
+  double seconds = 0;
+  for (const PassKernels* op : {&forward, &backward}) {
+    for (const auto& [pass, parts] : *op) {
+      for (const KernelPart& part : parts) {
+        for (const KernelCall& call : part.calls) {
+          if (call.kind != KernelClass::expert_all_to_all) continue;
+          const SentBytes sent = dispatched(call.bytes);
+          bytes += part.repeats * call.count * kAccesses * (sent.near + sent.far);
+          seconds += part.repeats * kernel_s(call);
+        }
+      }
+    }
+  }
+  const Gpu& gpu = cluster_.gpu;
+  const double most = gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency;
+  return {.multiprocessors = static_cast<double>(training_.dispatch_sms()) / gpu.num_sms,
+          .memory = seconds > 0 ? std::min(kFairShare, bytes / seconds / most) : 0};
 }
 
 AnalyticCost::PassKernels AnalyticCost::pass_kernels(OpKind kind, int stage, const SliceShape& slice) const {
@@ -256,7 +285,8 @@ AnalyticCost::PassKernels AnalyticCost::pass_kernels(OpKind kind, int stage, con
   return {{OpKind::I, parts(OpKind::I, stage, slice)}, {OpKind::W, parts(OpKind::W, stage, slice)}};
 }
 
-AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) const {
+AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, const Contention& contention) const {
+  const bool contended = contention.multiprocessors > 0;
   const OpKind kind = kernels.front().first;
   LayersOfOp out;
   double& embedding = kind == OpKind::F ? out.before_s : out.after_s;
@@ -277,7 +307,12 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
         continue;
       }
       LayerTimes times;
-      for (const KernelCall& call : part.calls) times.of(pass, call.part) += kernel_s(call);
+      for (const KernelCall& call : part.calls) {
+        times.of(pass, call.part) += kernel_s(call);
+        if (!contended || is_collective(call.kind)) continue;
+        const KernelTime alone = kernel_time(call);
+        times.delay(pass, call.part) += call.count * (contention.beside(alone).seconds() - alone.seconds());
+      }
       const int issued = launches(part.calls);
       const bool replays = replays_graph(part.calls);
       for (int i = 0; i < part.repeats; ++i, ++layer) {
@@ -285,7 +320,9 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) con
           out.layers.emplace_back();
           hosts.emplace_back();
         }
-        out.layers[layer].seconds[LayerTimes::pass_index(pass)] = times.seconds[LayerTimes::pass_index(pass)];
+        const std::size_t index = LayerTimes::pass_index(pass);
+        out.layers[layer].seconds[index] = times.seconds[index];
+        out.layers[layer].delays[index] = times.delays[index];
         hosts[layer].launches += issued - (replays && hosts[layer].replays ? 1 : 0);
         hosts[layer].replays |= replays;
       }
@@ -328,14 +365,14 @@ WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& f
   const PassKernels forward = pass_kernels(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice));
   const PassKernels gradient = pass_kernels(backward, backward_stage, slice_shape(backward_shape, backward_slice));
   const bool serial = training_.joint_overlap == Training::JointOverlap::none;
-  const LayersOfOp f = serial ? layers_with_waits(forward) : layers_of(forward);
-  const LayersOfOp b = serial ? layers_with_waits(gradient) : layers_of(gradient);
+  const Contention contention = serial ? Contention{} : contention_of(forward, gradient);
+  const LayersOfOp f = serial ? layers_with_waits(forward) : layers_of(forward, contention);
+  const LayersOfOp b = serial ? layers_with_waits(gradient) : layers_of(gradient, contention);
   const double before = f.before_s + b.before_s;
   const double after = f.after_s + b.after_s;
   if (serial) return with_compute_around(weave_block(serial_weave(), f.layers, b.layers), before, after);
-  const Contention contention{.compute_rate = 1 - static_cast<double>(training_.dispatch_sms()) / cluster_.gpu.num_sms};
-  const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers, contention) : weave_;
-  const WovenBlock block = weave_block(weave, f.layers, b.layers, contention);
+  const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers) : weave_;
+  const WovenBlock block = weave_block(weave, f.layers, b.layers);
   // The host launches both passes one after another, ahead of the device as far as it can.
   const double host =
       std::accumulate(b.host_s.begin(), b.host_s.end(), std::accumulate(f.host_s.begin(), f.host_s.end(), 0.0));

@@ -7,6 +7,7 @@
 
 #include "model/cluster/placement.h"
 #include "model/cost/collectives.h"
+#include "model/cost/contention.h"
 #include "model/cost/cost_model.h"
 #include "model/cost/kernel_times.h"
 #include "model/cost/sharded_units.h"
@@ -45,7 +46,8 @@ class AnalyticCost : public CostModel {
   double joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
                  int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
   // The parts of an op, or of a joint block, on the compute and communication lanes of its rank: an op without a
-  // partner runs them one after another. Times are from its start.
+  // partner runs them one after another. Times are from its start. In a joint block the kernels of the compute lane are
+  // slower while the other lane runs (contention_of).
   WovenBlock woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
   WovenBlock woven_recompute(int stage, const MicrobatchShape& shape, int slice) const override;
   WovenBlock woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
@@ -94,10 +96,21 @@ class AnalyticCost : public CostModel {
   void add_sharding(OpKind kind, int stage, const SliceShape& slice, std::vector<KernelPart>& parts) const;
   ShardedUnit sharded_unit(const StageContents& unit, bool gathers, bool reduces) const;
   double gather_s(const StageContents& held, double bytes) const;
+  // The bytes that a rank sends to others of its node and to other nodes.
+  struct SentBytes {
+    double near = 0;
+    double far = 0;
+  };
+  SentBytes dispatched(double bytes) const;
   double dispatch_s(double bytes) const;
   // The kernels of an op by pass: F, I or W.
   using PassKernels = std::vector<std::pair<OpKind, std::vector<KernelPart>>>;
   PassKernels pass_kernels(OpKind kind, int stage, const SliceShape& slice) const;
+  // Of the dispatch and combine of both ops of a block, on average: the multiprocessors that they occupy, unless these
+  // are 0, which switches contention off, and the memory bandwidth. Each byte that crosses a link is read from memory
+  // and written to it; buffers between are reused soon and stay in the cache. Memory serves both lanes fairly, so that
+  // dispatch and combine, which need less than half of its bandwidth, are not slowed.
+  Contention contention_of(const PassKernels& forward, const PassKernels& backward) const;
   // The layers of an op in the order in which it runs them, and the time of its other kernels before and after them.
   struct LayersOfOp {
     std::vector<LayerTimes> layers;  // on the device
@@ -105,7 +118,8 @@ class AnalyticCost : public CostModel {
     double before_s = 0;
     double after_s = 0;
   };
-  LayersOfOp layers_of(const PassKernels& kernels) const;
+  // With the delays of its kernels.
+  LayersOfOp layers_of(const PassKernels& kernels, const Contention& contention = {}) const;
   // The same, where every layer takes at least the host's time: the rest of it is added to its attention.
   LayersOfOp layers_with_waits(const PassKernels& kernels) const;
   double reduce_s(const StageContents& held, double bytes) const;

@@ -115,16 +115,15 @@ void add_orders(std::vector<PassPart>& order, const std::vector<PassPart>& rest,
   }
 }
 
-// Two lanes that run lists of parts in order, with rates that depend on whether both run.
+// Two lanes that run lists of parts in order, with speeds that depend on whether both run.
 class TwoLanes {
  public:
-  explicit TwoLanes(const Contention& contention) : rate_{contention.compute_rate, contention.communication_rate} {}
-
   // Adds a part after those of its lane. `need` is the index of the part whose result it needs, or -1.
-  int add(const PassPart& part, int layer, double seconds, int need) {
+  int add(const PassPart& part, int layer, double seconds, double delay, int need) {
     const int index = static_cast<int>(parts_.size());
     parts_.push_back({.part = part, .layer = layer});
     work_.push_back(seconds);
+    speeds_.push_back(delay > 0 ? seconds / (seconds + delay) : 1);
     needs_.push_back(need);
     lists_[communicates(part.part) ? 1 : 0].push_back(index);
     return index;
@@ -160,7 +159,7 @@ class TwoLanes {
       double step = -1;
       for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
         if (running[lane] < 0) continue;
-        const double left = work_[running[lane]] / (both ? rate_[lane] : 1);
+        const double left = work_[running[lane]] / (both ? speeds_[running[lane]] : 1);
         if (step < 0 || left < step) {
           step = left;
           last_end = running[lane];
@@ -171,7 +170,7 @@ class TwoLanes {
       if (running[1] >= 0 && !both) block.exposed_s += step;
       for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
         if (running[lane] < 0) continue;
-        work_[running[lane]] -= step * (both ? rate_[lane] : 1);
+        work_[running[lane]] -= step * (both ? speeds_[running[lane]] : 1);
         if (running[lane] == last_end) {
           finish(running[lane], now);
           running[lane] = -1;
@@ -202,10 +201,10 @@ class TwoLanes {
     done_[index] = true;
   }
 
-  std::array<double, 2> rate_;
   std::vector<WovenPart> parts_;
-  std::vector<double> work_;  // seconds left, alone on the lane
-  std::vector<int> needs_;    // by part: what it needs besides the order of its lane, or -1
+  std::vector<double> work_;    // seconds left, alone on the lane
+  std::vector<double> speeds_;  // while both lanes run
+  std::vector<int> needs_;      // by part: what it needs besides the order of its lane, or -1
   std::array<std::vector<int>, 2> lists_;
   std::vector<bool> done_;
 };
@@ -249,12 +248,11 @@ const std::vector<Weave>& all_weaves() {
   return weaves;
 }
 
-const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
-                           const Contention& contention) {
+const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward) {
   const Weave* best = nullptr;
   double seconds = 0;
   for (const Weave& weave : all_weaves()) {
-    const double each = weave_block(weave, forward, backward, contention).seconds;
+    const double each = weave_block(weave, forward, backward).seconds;
     if (best != nullptr && each >= seconds) continue;
     best = &weave;
     seconds = each;
@@ -296,9 +294,8 @@ WovenBlock with_compute_around(WovenBlock block, double before, double after) {
   return block;
 }
 
-WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
-                       const Contention& contention) {
-  TwoLanes lanes(contention);
+WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward) {
+  TwoLanes lanes;
   const bool weights_apart = weave.has_weight_parts();
   std::array<int, 2> last = {-1, -1};  // of F and of B: the part added last, whose result the next one needs
   for (std::size_t layer = 0; layer < std::max(forward.size(), backward.size()); ++layer) {
@@ -307,15 +304,20 @@ WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, 
       const bool is_forward = part.pass == OpKind::F;
       const std::span<const LayerTimes> layers = is_forward ? forward : backward;
       if (layer >= layers.size()) continue;
-      double seconds = layers[layer].of(part.pass, part.part);
-      if (part.pass == OpKind::B && !weights_apart) seconds += layers[layer].of(OpKind::W, part.part);
+      const LayerTimes& times = layers[layer];
+      double seconds = times.of(part.pass, part.part);
+      double delay = times.delay(part.pass, part.part);
+      if (part.pass == OpKind::B && !weights_apart) {
+        seconds += times.of(OpKind::W, part.part);
+        delay += times.delay(OpKind::W, part.part);
+      }
       const auto index = static_cast<std::size_t>(part.part);
       if (part.pass == OpKind::W) {
-        lanes.add(part, static_cast<int>(layer), seconds, gradient[index]);
+        lanes.add(part, static_cast<int>(layer), seconds, delay, gradient[index]);
         continue;
       }
       int& before = last[is_forward ? 0 : 1];
-      before = lanes.add(part, static_cast<int>(layer), seconds, before);
+      before = lanes.add(part, static_cast<int>(layer), seconds, delay, before);
       if (!is_forward) gradient[index] = before;
     }
   }

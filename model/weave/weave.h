@@ -46,18 +46,16 @@ inline constexpr std::string_view kSearchedWeave = "search";
 // their orders.
 const std::vector<Weave>& all_weaves();
 
-// Seconds of each part of one layer, alone on its lane: by pass (F, B, W), then by part. B excludes W.
+// Seconds of each part of one layer, by pass (F, B, W), then by part. B excludes W.
 struct LayerTimes {
-  std::array<std::array<double, kNumLayerParts>, 3> seconds = {};
+  using Parts = std::array<std::array<double, kNumLayerParts>, 3>;
+  Parts seconds = {};  // alone on its lane
+  Parts delays = {};   // by how many seconds longer it takes if the other lane runs all along
   double& of(OpKind pass, LayerPart part) { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
   double of(OpKind pass, LayerPart part) const { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
+  double& delay(OpKind pass, LayerPart part) { return delays[pass_index(pass)][static_cast<std::size_t>(part)]; }
+  double delay(OpKind pass, LayerPart part) const { return delays[pass_index(pass)][static_cast<std::size_t>(part)]; }
   static constexpr std::size_t pass_index(OpKind pass) { return pass == OpKind::F ? 0 : pass == OpKind::W ? 2 : 1; }
-};
-
-// Rates of the lanes while both run. Communication kernels occupy multiprocessors, so that compute runs on the others.
-struct Contention {
-  double compute_rate = 1;
-  double communication_rate = 1;
 };
 
 // A part of a layer in a woven block. Times are in seconds from the start of the block.
@@ -83,9 +81,9 @@ struct WovenBlock {
 // Runs the forward layers and the backward layers, each in the order of its pass, by the weave: layer i of both passes
 // together, then the layers that only one pass has. Each lane runs its parts in the order of issue; a part starts when
 // the previous one of its lane and what it needs are done: the previous part of its pass (of the layer before, for the
-// first) and, for W, the B of the same part. Exact for rates that are constant between the ends of parts.
-WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
-                       const Contention& contention = {});
+// first) and, for W, the B of the same part. While both lanes run, a part has the speed seconds / (seconds + delay) of
+// its LayerTimes; exact, as speeds are constant between the ends of parts.
+WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward);
 
 // The order without overlap: the parts of F, then those of B with its weight gradients.
 const Weave& serial_weave();
@@ -93,7 +91,6 @@ const Weave& serial_weave();
 WovenBlock with_compute_around(WovenBlock block, double before, double after);
 
 // Returns the weave of all_weaves with the shortest block; of equal ones the first.
-const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
-                           const Contention& contention = {});
+const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward);
 
 }  // namespace sluice::model

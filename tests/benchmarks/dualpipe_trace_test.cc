@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -113,6 +114,51 @@ TEST_F(PublishedTrace, DualPipeIsReplayed) {
   EXPECT_LT(std::abs(idle.predicted - idle.measured), 0.01 * block.measured);
   std::cout << "compute idle: trace " << 1e3 * idle.measured << " ms, replay " << 1e3 * idle.predicted << " ms\n";
   EXPECT_LT(std::abs(comparison_of(score, "block from busy times and the gaps of other layers").error()), 0.03);
+}
+
+// Returns the speed of a compute part beside communication, relative to alone, for which its work is the most equal
+// (smallest spread over mean) in all layers, where it runs beside communication for different fractions of its time.
+double fitted_speed(const std::vector<TracedPart>& parts, const PassPart& part) {
+  const auto work = [&](const TracedPart& each, double speed) {
+    double beside = 0;
+    for (const TracedPart& other : parts) {
+      if (!communicates(other.part.part)) continue;
+      beside += std::max(0.0, std::min(each.end_s, other.end_s) - std::max(each.start_s, other.start_s));
+    }
+    return each.kernels.busy_s * (1 - beside / each.seconds() * (1 - speed));
+  };
+  double best = 0;
+  double least = std::numeric_limits<double>::infinity();
+  for (int step = 500; step <= 1500; ++step) {
+    const double speed = 1e-3 * step;
+    double sum = 0;
+    double squares = 0;
+    int count = 0;
+    for (const TracedPart& each : parts) {
+      if (each.part != part) continue;
+      sum += work(each, speed);
+      squares += work(each, speed) * work(each, speed);
+      ++count;
+    }
+    const double spread = count * squares / (sum * sum);
+    if (spread < least) best = speed;
+    least = std::min(least, spread);
+  }
+  return best;
+}
+
+// Attention is the same in every layer. Its forward and backward lose about the 20 of 132 multiprocessors that
+// communication holds; its weight gradients, all GEMMs, nothing.
+TEST_F(PublishedTrace, CommunicationSlowsAttention) {
+  const std::vector<TracedPart> parts = traced_parts(*table_);
+  const double forward = fitted_speed(parts, {LayerPart::attention, OpKind::F});
+  const double backward = fitted_speed(parts, {LayerPart::attention, OpKind::B});
+  const double weights = fitted_speed(parts, {LayerPart::attention, OpKind::W});
+  std::cout << "speed beside communication: attention(F) " << forward << ", attention(B) " << backward
+            << ", attention(W) " << weights << "\n";
+  EXPECT_NEAR(forward, 112.0 / 132, 0.04);
+  EXPECT_NEAR(backward, 112.0 / 132, 0.04);
+  EXPECT_NEAR(weights, 1, 0.02);
 }
 
 // `sluice weave --parts` with the busy times, and the gaps of all layers but one.

@@ -209,6 +209,12 @@ TEST(WeaveCommand, ReplaysMeasuredParts) {
   // 16 ms of communication, beside compute at half the speed.
   const json slow = json::parse(run_sluice(words("weave --json --compute-rate 0.5 --parts " + parts)).out);
   EXPECT_DOUBLE_EQ(slow["seconds"], 0.068);
+  const json slower = json::parse(run_sluice(words("weave --json --communication-rate 0.8 --parts " + parts)).out);
+  EXPECT_DOUBLE_EQ(slower["communication_s"], 0.02);
+  EXPECT_THAT(run_sluice(words("weave --communication-rate 0 --parts " + parts)).err,
+              HasSubstr("--communication-rate"));
+  EXPECT_THAT(run_sluice(words("weave --communication-rate 0.8 " + kWovenRun)).err,
+              HasSubstr("--communication-rate needs --parts"));
   // Busy times of kernels: two kernels with gaps of 1 ms in one part, and half of a second stream's 6 ms.
   write_file_whole(
       parts, "part,layer,seconds,kernels,second_stream_s\nattention(F),0,0.010,2,0\nexperts(F),0,0.010,0,0.006\n");

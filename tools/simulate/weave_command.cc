@@ -27,6 +27,7 @@ struct WeaveOptions {
   std::string file;
   std::string parts;
   std::optional<double> compute_rate;
+  std::optional<double> communication_rate;
   std::optional<double> kernel_gap_s;
   std::optional<double> second_exposed;
   std::optional<int> stage;
@@ -67,7 +68,10 @@ MeasuredParts read_parts(const WeaveOptions& options) {
     PartKernels kernels{.busy_s = table.number(row, "seconds", 0, 1e6)};
     if (table.has("kernels")) kernels.kernels = static_cast<int>(table.integer(row, "kernels", 0, 1 << 20));
     if (table.has("second_stream_s")) kernels.second_busy_s = table.number(row, "second_stream_s", 0, 1e6);
-    layers[layer].of(part->pass, part->part) = extent_s(kernels, gaps);
+    const double seconds = extent_s(kernels, gaps);
+    const double rate = (communicates(part->part) ? options.communication_rate : options.compute_rate).value_or(1);
+    layers[layer].of(part->pass, part->part) = seconds;
+    layers[layer].delay(part->pass, part->part) = seconds / rate - seconds;
   }
   if (known.empty()) throw InputError(options.parts + ": expected at least one part");
   return out;
@@ -77,10 +81,9 @@ WovenBlock block_of_parts(const WeaveOptions& options, const nlohmann::json& doc
   const MeasuredParts parts = read_parts(options);
   const nlohmann::json::json_pointer key("/parallelism/weave");
   const std::string name = document.contains(key) ? document.at(key).get<std::string>() : "dualpipe";
-  const Contention contention{.compute_rate = options.compute_rate.value_or(1)};
   const Weave weave =
-      name == kSearchedWeave ? fastest_weave(parts.forward, parts.backward, contention) : find_weave(name, "--weave");
-  return weave_block(weave, parts.forward, parts.backward, contention);
+      name == kSearchedWeave ? fastest_weave(parts.forward, parts.backward) : find_weave(name, "--weave");
+  return weave_block(weave, parts.forward, parts.backward);
 }
 
 // Of the stage with the most layers in the middle, unless one is given.
@@ -180,6 +183,7 @@ int weave_command(const WeaveOptions& options) {
     throw InputError("weave: --parts and a scenario exclude each other");
   }
   for (const auto& [flag, given] : {std::pair("--compute-rate", options.compute_rate.has_value()),
+                                    std::pair("--communication-rate", options.communication_rate.has_value()),
                                     std::pair("--kernel-gap", options.kernel_gap_s.has_value()),
                                     std::pair("--second-stream-exposed", options.second_exposed.has_value())}) {
     if (options.parts.empty() && given) throw InputError(fmt::format("weave: {} needs --parts", flag));
@@ -213,6 +217,10 @@ Subcommand add_weave_command(CLI::App& app) {
   command
       ->add_option("--compute-rate", options->compute_rate,
                    "With --parts: speed of compute while communication runs, 0.001 to 1 (default 1)")
+      ->check(number_from(0.001, 1));
+  command
+      ->add_option("--communication-rate", options->communication_rate,
+                   "With --parts: speed of communication while compute runs, 0.001 to 1 (default 1)")
       ->check(number_from(0.001, 1));
   command
       ->add_option("--kernel-gap", options->kernel_gap_s,

@@ -92,20 +92,37 @@ TEST(Weave, NextLayerStartsWithTheResultOfThePreviousOne) {
   EXPECT_DOUBLE_EQ(block.seconds, 80);
 }
 
-// A lane alone runs at full speed, two at their rates: 10 s of communication beside compute at half the rate delay it
-// by 5 s.
+// A lane alone runs at full speed, two at those of their parts: 10 s of communication beside compute that takes twice
+// as long delay it by 5 s.
 TEST(Weave, ContentionSlowsBothLanesWhileBothRun) {
   LayerTimes forward = uniform_layer(0, 0);
   LayerTimes backward = uniform_layer(0, 0);
   backward.of(OpKind::B, LayerPart::combine) = 10;
   forward.of(OpKind::F, LayerPart::attention) = 20;
-  const std::vector<LayerTimes> f = {forward};
-  const std::vector<LayerTimes> b = {backward};
-  EXPECT_DOUBLE_EQ(weave_block(find_weave("dualpipe"), f, b).seconds, 20);
-  EXPECT_DOUBLE_EQ(weave_block(find_weave("dualpipe"), f, b, {.compute_rate = 0.5}).seconds, 25);
-  const WovenBlock slow = weave_block(find_weave("dualpipe"), f, b, {.compute_rate = 0.5, .communication_rate = 0.8});
-  EXPECT_DOUBLE_EQ(slow.communication_s, 12.5);
-  EXPECT_DOUBLE_EQ(slow.seconds, 12.5 + 20 - 6.25);
+  const auto block = [&] {
+    return weave_block(find_weave("dualpipe"), std::vector<LayerTimes>{forward}, std::vector<LayerTimes>{backward});
+  };
+  EXPECT_DOUBLE_EQ(block().seconds, 20);
+  forward.delay(OpKind::F, LayerPart::attention) = 20;
+  EXPECT_DOUBLE_EQ(block().seconds, 25);
+  backward.delay(OpKind::B, LayerPart::combine) = 2.5;
+  EXPECT_DOUBLE_EQ(block().communication_s, 12.5);
+  EXPECT_DOUBLE_EQ(block().seconds, 12.5 + 20 - 6.25);
+}
+
+// Beside 10 s of dispatch(F), of 6 + 6 s of experts(B) and experts(W): the first is not delayed, the second takes 12 s.
+TEST(Weave, PartsHaveTheirOwnDelays) {
+  LayerTimes forward = uniform_layer(0, 0);
+  LayerTimes backward = uniform_layer(0, 0);
+  forward.of(OpKind::F, LayerPart::dispatch) = 10;
+  backward.of(OpKind::B, LayerPart::experts) = backward.of(OpKind::W, LayerPart::experts) = 6;
+  backward.delay(OpKind::W, LayerPart::experts) = 6;
+  const auto seconds = [&](const char* weave) {
+    return weave_block(find_weave(weave), std::vector<LayerTimes>{forward}, std::vector<LayerTimes>{backward}).seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds("dualpipe"), 6 + 4 + 4);
+  // As one part of 12 s, which takes 18 beside dispatch: 10 s of these at 2/3 of the speed, then 12 - 20/3 s.
+  EXPECT_DOUBLE_EQ(seconds("whole-backward"), 10 + 12 - 20.0 / 3);
 }
 
 TEST(Weave, WholeBackwardIncludesWeightGradients) {
