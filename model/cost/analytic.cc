@@ -308,10 +308,14 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
       }
       LayerTimes times;
       for (const KernelCall& call : part.calls) {
-        times.of(pass, call.part) += kernel_s(call);
-        if (!contended || is_collective(call.kind)) continue;
-        const KernelTime alone = kernel_time(call);
-        times.delay(pass, call.part) += call.count * (contention.beside(alone).seconds() - alone.seconds());
+        if (!contended || is_collective(call.kind)) {
+          times.of(pass, call.part) += kernel_s(call);
+          continue;
+        }
+        const KernelTime time = kernel_time(call);
+        const double alone = time.seconds();
+        times.of(pass, call.part) += call.count * alone;
+        times.delay(pass, call.part) += call.count * (contention.beside(time).seconds() - alone);
       }
       const int issued = launches(part.calls);
       const bool replays = replays_graph(part.calls);

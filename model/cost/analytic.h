@@ -108,8 +108,8 @@ class AnalyticCost : public CostModel {
   PassKernels pass_kernels(OpKind kind, int stage, const SliceShape& slice) const;
   // Of the dispatch and combine of both ops of a block, on average: the multiprocessors that they occupy, unless these
   // are 0, which switches contention off, and the memory bandwidth. Each byte that crosses a link is read from memory
-  // and written to it; buffers between are reused soon and stay in the cache. Memory serves both lanes fairly, so that
-  // dispatch and combine, which need less than half of its bandwidth, are not slowed.
+  // and written to it; buffers between are reused soon and stay in the cache. Memory serves both lanes fairly: dispatch
+  // and combine have at most half of its bandwidth, and below that are not slowed.
   Contention contention_of(const PassKernels& forward, const PassKernels& backward) const;
   // The layers of an op in the order in which it runs them, and the time of its other kernels before and after them.
   struct LayersOfOp {
