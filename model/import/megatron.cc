@@ -289,9 +289,8 @@ class MegatronImport {
     const std::int64_t chunks = has("pipeline-model-parallel-layout") ? read_layout(ranks) : read_layers(ranks);
     const bool combined = has("overlap-moe-expert-parallel-comm");
     set("/schedule/name", combined ? "combined-1f1b" : chunks > 1 ? "interleaved-1f1b" : "1f1b");
-    if (const std::string why = combined ? refused_overlap(arguments_, ranks, chunks) : ""; !why.empty()) {
-      fail("overlap-moe-expert-parallel-comm", why);
-    }
+    const std::string why = combined ? refused_overlap(arguments_, ranks, chunks) : "";
+    if (!why.empty()) fail("overlap-moe-expert-parallel-comm", why);
     if (!combined && has("delay-wgrad-compute")) {
       useless_.emplace_back("--delay-wgrad-compute without --overlap-moe-expert-parallel-comm");
     }

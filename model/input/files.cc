@@ -208,20 +208,21 @@ void WholeFile::commit() {
 
 // --- FileSet ---------------------------------------------------------------------------------------------------------
 
-FileSet::FileSet(std::string prefix) : prefix_(std::move(prefix)) {
-  remove_stale(prefix_);
-  folder_ = under_new_name(prefix_, prefix_, [](const std::string& name) { return ::mkdir(name.c_str(), 0777) == 0; });
-}
+FileSet::FileSet(std::string prefix) : prefix_(std::move(prefix)) { remove_stale(prefix_); }
 
 FileSet::~FileSet() {
   std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
 void FileSet::write(const std::string& name, const std::function<void(const ByteSink&)>& produce) {
   std::error_code error;
   if (std::filesystem::is_directory(prefix_ + name, error)) {
     throw InputError(prefix_ + name + ": is a folder, expected a file name");
+  }
+  if (folder_.empty()) {
+    folder_ = under_new_name(prefix_ + name, prefix_,
+                             [](const std::string& folder) { return ::mkdir(folder.c_str(), 0777) == 0; });
   }
   const std::string path = folder_ + "/" + name;
   try {

@@ -18,7 +18,7 @@ struct PatternPart {
   std::int64_t hidden = 0;
   std::int32_t layer = 0;
   std::uint8_t name = 0;
-  friend auto operator<=>(const PatternPart&, const PatternPart&) = default;
+  friend auto operator<=>(const PatternPart&, const PatternPart&) = default;  // NOLINT(modernize-use-nullptr)
 };
 using Pattern = std::vector<PatternPart>;
 
