@@ -312,7 +312,7 @@ TEST(PlacementTest, FindsTheWorstOfAllGroups) {
         training.pipeline_before_data = pipeline_before_data;
         if (tp * cp * dp % ep != 0) continue;
         const Placement placement(training, cluster);
-        const auto check = [&, pp = pp](const Reach& found, int size, int stride) {
+        const auto check = [&, tp = tp, cp = cp, dp = dp, pp = pp](const Reach& found, int size, int stride) {
           if (size == 1) return;
           EXPECT_EQ(std::pair(found.nodes, found.per_node), worst_group(placement, pp, size, stride))
               << pipeline_before_data << " tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp << " ep " << ep;
