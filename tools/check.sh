@@ -25,10 +25,7 @@ browser() {
 }
 
 pytorch() {
-  local code=0
-  tests/pytorch/install.sh && SLUICE_TEST_PYTHON=$PWD/build/pytorch/bin/python ctest --preset release -R ProfileLike || return
-  tests/package/gpu_dry_run.sh build/release build/pytorch/bin/python3 || code=$?
-  [ $code -eq 0 ] || [ $code -eq 77 ]
+  tests/pytorch/install.sh && SLUICE_TEST_PYTHON=$PWD/build/pytorch/bin/python ctest --preset release -R ProfileLike
 }
 
 python_package() {
