@@ -16,7 +16,7 @@ std::int64_t offloaded_bytes(const Transformer& model, const Training& training,
 
 // Bytes of a transformer's stages on one device, in mixed precision with Adam: 2 per weight, 2 or 4 per gradient, 12
 // per parameter of optimizer state. With ZeRO 3, as in FSDP2: 4 per sharded weight, gradient and Adam moment, and the
-// units that are gathered in the GEMMs' precision (decision 0016).
+// units that are gathered in the GEMMs' precision.
 //
 // The tensors of a layer are those of layer_tensors.h. Those to the input and to the weight gradient add up to 34 nbh
 // bytes for GPT with dropout (Korthikanti et al. 2022, eq. 1), to n b h (10 + 24/t) with tensor parallelism (eq. 2) and

@@ -1,5 +1,5 @@
 // The rules of docs/architecture.md that can be checked by reading the sources: which folder includes which, which
-// namespace a folder declares its names in, what a header begins with, how long a file is.
+// namespace a folder declares its names in, what a header begins with, how long a file is; and references to decisions.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr int kMaxLines = 700;
 
@@ -181,6 +182,22 @@ Sources project_sources() {
   return sources;
 }
 
+// The text of the project besides its sources.
+Sources documents() {
+  Sources texts;
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(SLUICE_SOURCE_DIR) / "docs")) {
+    if (entry.path().extension() == ".md")
+      texts.emplace(fs::relative(entry.path(), SLUICE_SOURCE_DIR).generic_string(), "");
+  }
+  for (const char* name : {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}) texts.emplace(name, "");
+  for (auto& [path, content] : texts) {
+    std::ostringstream text;
+    text << std::ifstream(fs::path(SLUICE_SOURCE_DIR) / path).rdbuf();
+    content = text.str();
+  }
+  return texts;
+}
+
 // The sources that have a place in the layers: tests and benchmarks may include each other's folders.
 Sources layered_sources() {
   Sources sources = project_sources();
@@ -204,6 +221,25 @@ TEST(House, SourcesKeepTheRules) {
 TEST(House, FoldersFormNoCycle) { EXPECT_THAT(cycle_of_folders(layered_sources()), IsEmpty()); }
 
 TEST(House, NoTypeIsDefinedTwice) { EXPECT_THAT(types_defined_twice(project_sources()), IsEmpty()); }
+
+TEST(House, DecisionsHaveAStatusAndReferencesARecord) {
+  static const std::regex reference("decisions?[\\s/]+([0-9]{4})");
+  static const std::regex status("# [^\n]*\n\nStatus: (accepted|superseded by [0-9]{4})\n");
+  Sources texts = documents();
+  std::set<std::string> records;
+  for (const auto& [path, content] : texts) {
+    if (!path.starts_with("docs/decisions/")) continue;
+    records.insert(path.substr(std::string("docs/decisions/").size(), 4));
+    EXPECT_TRUE(std::regex_search(content, status, std::regex_constants::match_continuous)) << path;
+  }
+  ASSERT_THAT(records, Not(IsEmpty()));
+  texts.merge(project_sources());
+  for (const auto& [path, content] : texts) {
+    for (std::sregex_iterator at(content.begin(), content.end(), reference), end; at != end; ++at) {
+      EXPECT_TRUE(records.contains((*at)[1].str())) << path << ": " << at->str();
+    }
+  }
+}
 
 TEST(House, IncludesAgainstTheLayersAreRejected) {
   EXPECT_THAT(violations("model/a.cc", "#include \"sim/engine/engine.h\"\n"),
