@@ -10,7 +10,8 @@ namespace sluice::kernels {
 
 // How the GEMMs of a stage on a device are computed: by cuBLAS, or by cublasLt with a GemmEpilogue where the layer has
 // one and the library supports it. With `cublaslt`, LayerActivations::pre includes the bias, and W instead of I
-// accumulates the gradients of biases, whether the library computes them or not.
+// accumulates the gradients of biases, whether the library computes them or not: in I, cublasLt would round them to 16
+// bits per microbatch (DGELU_BGRAD).
 enum class GemmChoice : std::uint8_t { cublas, cublaslt };
 
 // An operation that is fused with the GEMM C = op(A) op(B). All matrices are dense.

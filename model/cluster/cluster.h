@@ -116,7 +116,7 @@ struct Software {
   double attention_speed = 1;
   double memory_speed = 1;
   bool blocking_transfers = false;  // a rank does not compute while it sends
-  bool grouped_kernels = false;     // the GEMMs of all experts of a layer are one launch
+  bool grouped_kernels = false;     // the GEMMs of all experts of a layer are one launch; else a GEMM and a cast each
   double step_s = 0;  // per iteration, outside the optimizer's kernels (overflow checks, logging, next batch)
 };
 
