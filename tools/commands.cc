@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
+#include <string_view>
 
 #include "tools/command/help.h"
 #include "tools/command/version.h"
@@ -38,7 +39,7 @@ Subcommand add_help_command(CLI::App& app) {
 
 }  // namespace
 
-std::vector<Subcommand> add_all_commands(CLI::App& app, const std::vector<std::string>& arguments) {
+std::vector<Subcommand> add_commands(CLI::App& app, const std::vector<std::string>& arguments) {
   app.name("sluice");
   app.description(
       "Sluice predicts, plans and runs pipeline-parallel training of large language models.\n\n"
@@ -50,26 +51,61 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, const std::vector<std::s
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.set_version_flag("--version", std::string("sluice ") + kVersion, "Print the version and exit");
   app.require_subcommand(1);
+  const auto has = [&](std::string_view word) {
+    return std::find(arguments.begin(), arguments.end(), word) != arguments.end();
+  };
   const bool like = std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
     return argument == "--like" || argument.starts_with("--like=");
   });
-  std::vector<Subcommand> commands = {add_simulate_command(app, arguments),
-                                      add_plan_command(app),
-                                      add_slice_command(app),
-                                      add_weave_command(app),
-                                      add_import_command(app),
-                                      add_compare_command(app),
-                                      add_analyze_command(app, arguments),
-                                      add_schedules_command(app, arguments),
-                                      add_schedule_command(app),
-                                      add_run_command(app),
-                                      like ? add_profile_like_command(app) : add_profile_command(app),
-                                      add_fit_command(app),
-                                      add_validate_command(app),
-                                      add_calibrate_command(app),
-                                      add_doctor_command(app),
-                                      add_completion_command(app)};
-  commands.push_back(add_help_command(app));
+  struct Row {
+    const char* name;
+    const char* group;
+    const char* summary;  // the first sentence of the description
+    std::function<Subcommand()> add;
+  };
+  constexpr const char* kPredict = "Predict and plan";
+  constexpr const char* kMeasure = "Run and measure";
+  const Row rows[] = {
+      {"simulate", kPredict, "Predict the time, bubbles and memory of one training iteration",
+       [&] { return add_simulate_command(app, arguments); }},
+      {"plan", kPredict, "Search for the fastest parallel sizes, schedules, recomputation and placement",
+       [&] { return add_plan_command(app); }},
+      {"slice", kPredict, "Find the fastest way to cut sequences into slices for a pipeline or a schedule",
+       [&] { return add_slice_command(app); }},
+      {"weave", kPredict, "Print how the parts of a forward and a backward with experts interleave",
+       [&] { return add_weave_command(app); }},
+      {"import", kPredict, "Write the configuration of another framework as a scenario file",
+       [&] { return add_import_command(app); }},
+      {"compare", kPredict, "Compare two timelines op by op, such as a prediction and a measurement",
+       [&] { return add_compare_command(app); }},
+      {"analyze", kPredict, "Find out why measured training steps were slow",
+       [&] { return add_analyze_command(app, arguments); }},
+      {"schedules", "Schedules", "List the schedule families, with their parameters, purpose and source",
+       [&] { return add_schedules_command(app, arguments); }},
+      {"schedule", "Schedules", "Generate a schedule or read one from a file, check it, and write it as JSON or CSV",
+       [&] { return add_schedule_command(app); }},
+      {"run", kMeasure, "Train a model on this machine with the given schedule", [&] { return add_run_command(app); }},
+      {"profile", kMeasure, "Measure the op times of a model on this machine",
+       [&] { return like ? add_profile_like_command(app) : add_profile_command(app); }},
+      {"fit", kMeasure, "Fit a cost file to a profile of measured op times", [&] { return add_fit_command(app); }},
+      {"validate", kMeasure, "Predict and run schedules on this machine, and compare the times and memory",
+       [&] { return add_validate_command(app); }},
+      {"calibrate", kMeasure, "Fit the analytic cost model to measured iterations, kernels or collectives",
+       [&] { return add_calibrate_command(app); }},
+      {"doctor", kMeasure, "Report the hardware, libraries and launcher variables of this machine",
+       [&] { return add_doctor_command(app); }},
+      {"completion", "Shell", "Print a script that completes sluice commands and options in a shell",
+       [&] { return add_completion_command(app); }},
+      {"help", "Shell", "Print the help of a command, or the list of commands", [&] { return add_help_command(app); }}};
+  const bool all = has("completion") || has("--help-man");
+  std::vector<Subcommand> commands;
+  for (const Row& row : rows) {
+    if (all || has(row.name)) {
+      commands.push_back(row.add());
+    } else {
+      app.add_subcommand(row.name, row.summary)->group(row.group);
+    }
+  }
   app.footer(  // last, because subcommands inherit it
       "'sluice help <command>' prints the options and examples of a command, 'sluice --help-man' the manual page. "
       "The "

@@ -203,7 +203,7 @@ std::vector<std::string> reversed_arguments(int argc, char** argv) {
 int run(int argc, char** argv) {
   CLI::App app;
   const std::span<char* const> arguments(argv, model::to_size(argc));
-  const std::vector<Subcommand> commands = add_all_commands(app, {argv, argv + argc});
+  const std::vector<Subcommand> commands = add_commands(app, {argv, argv + argc});
   try {
     app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::CallForVersion&) {

@@ -61,7 +61,7 @@ TEST(Completion, ManPageAndScriptsContainEveryFlag) {
 TEST(Completion, CompletesFileNamesOnlyForFiles) {
   const auto option = [](const std::string& command, const std::string& name) {
     CLI::App app;
-    const std::vector<Subcommand> commands = add_all_commands(app, {"sluice"});
+    const std::vector<Subcommand> commands = add_commands(app, {"sluice", "--help-man"});
     const CommandEntry tree = command_tree(*app.get_subcommand(command));
     const auto named = [&](const OptionEntry& each) {
       return std::find(each.names.begin(), each.names.end(), name) != each.names.end();

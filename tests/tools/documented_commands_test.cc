@@ -111,7 +111,7 @@ std::vector<DocumentedCommand> documented_commands(const std::string& text) {
 
 std::string parse_error(const DocumentedCommand& command) {
   CLI::App app;
-  const std::vector<Subcommand> commands = add_all_commands(app, command.arguments);
+  const std::vector<Subcommand> commands = add_commands(app, command.arguments);
   std::vector<std::string> reversed(command.arguments.rbegin(), command.arguments.rend());
   try {
     app.parse(std::move(reversed));

@@ -135,7 +135,7 @@ void for_each_command(const CommandEntry& command, const Visit& visit) {
 
 CommandEntry sluice_tree() {
   CLI::App app;
-  const std::vector<Subcommand> commands = add_all_commands(app, {"sluice"});
+  const std::vector<Subcommand> commands = add_commands(app, {"sluice", "--help-man"});
   EXPECT_EQ(commands.size(), app.get_subcommands({}).size());
   return command_tree(app);
 }
@@ -201,9 +201,7 @@ TEST(Help, TheListOfCommandsFitsOnOneScreen) {
   const test::CommandResult result = test::run_sluice({"--help"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_LE(std::count(result.out.begin(), result.out.end(), '\n'), 45) << result.out;
-  for (const CommandEntry& command : sluice_tree().subcommands) {
-    EXPECT_THAT(result.out, HasSubstr("\n  " + last_word(command.path) + " "));
-  }
+  EXPECT_EQ(result.out, help_text(sluice_tree())) << "tools/commands.cc names, groups and summarizes all commands";
 }
 
 TEST(Help, WithoutACommandIsTheListOfCommands) {
