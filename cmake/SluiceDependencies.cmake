@@ -107,6 +107,7 @@ endif()
 
 option(SLUICE_MPI "Run and plan across MPI processes where MPI is found" ON)
 if(SLUICE_MPI)
+  set(MPI_CXX_SKIP_MPICXX ON)  # the C interface only: libmpi_cxx would be loaded for nothing
   find_package(MPI QUIET COMPONENTS CXX)
 endif()
 if(MPI_CXX_FOUND)
