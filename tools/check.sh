@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, benchmarks, fuzzing,
-# clang-tidy, the report in a browser, scripts with PyTorch, and the Python package. Expects the release build of tools/test.sh.
+# The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, benchmarks,
+# instruction counts, fuzzing, clang-tidy, the report in a browser, scripts with PyTorch, and the Python package. Expects the
+# release build of tools/test.sh.
 # A failing step does not keep the later ones from running; all results are listed at the end.
 # tools/check.sh --install-only: installs the packages and ends.
 # SLUICE_JOBS: number of concurrent jobs. SLUICE_FUZZ_SECONDS: time of all fuzz targets together (default 60).
@@ -36,7 +37,7 @@ python_package() {
 
 install() {
   tools/install-packages.sh clang clang-format clang-tidy libclang-rt-dev libsimgrid-dev zsh fish mandoc file dpkg-dev \
-    emscripten
+    emscripten valgrind
 }
 
 case ${1:-} in
@@ -53,6 +54,7 @@ for preset in dev tsan; do
   step "build $preset" build "$preset" && step "test $preset" run_tests "$preset" "$jobs"
 done
 step "benchmarks" cmake --build --preset release -j "$jobs" --target sluice_benchmarks
+step "instructions" tools/instructions.sh
 step "fuzz" tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"
 step "clang-tidy" tools/tidy.sh "$jobs"
 step "browser" browser

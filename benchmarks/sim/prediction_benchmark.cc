@@ -74,6 +74,7 @@ void family_to_result(benchmark::State& state) {
   }
   state.SetLabel(shape.family);
   state.SetComplexityN(vertices);
+  state.counters["vertices"] = static_cast<double>(vertices);  // for tools/instructions.sh
   state.counters["vertices/s"] = benchmark::Counter(
       static_cast<double>(vertices) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
   rusage usage{};
