@@ -84,7 +84,7 @@ set(pc_libraries "")
 # prefix of the linked target | arguments of find_dependency | pkg-config module or linker flag
 foreach(row "Boost::|Boost 1.74|" "Eigen3::|Eigen3 3.4 NO_MODULE|eigen3" "fmt::|fmt 9.1|fmt"
             "nlohmann_json::|nlohmann_json 3.11|nlohmann_json" "ZLIB::|ZLIB|zlib" "Threads::|Threads|-pthread"
-            "TBB::|TBB|-ltbb" "yaml-cpp|yaml-cpp 0.7|yaml-cpp")
+            "TBB::|TBB|-ltbb")
   string(REPLACE "|" ";" row "${row}")
   list(GET row 0 prefix)
   list(GET row 1 package)
@@ -138,5 +138,5 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 # Packages that programs need to link the libraries. The command needs none of them.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libtbb-dev, libyaml-cpp-dev, nlohmann-json3-dev, zlib1g-dev")
+  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
 include(CPack)

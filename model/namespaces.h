@@ -19,6 +19,11 @@ using namespace model;
 using namespace kernels;
 }  // namespace sluice::exec
 
+// The namespace of import/, whose name would be a keyword.
+namespace sluice::imports {
+using namespace model;
+}
+
 namespace sluice::traces {
 using namespace model;
 }
@@ -28,6 +33,7 @@ using namespace model;
 using namespace sim;
 using namespace kernels;
 using namespace exec;
+using namespace imports;
 using namespace traces;
 }  // namespace sluice::tools
 
@@ -36,6 +42,7 @@ using namespace model;
 using namespace sim;
 using namespace kernels;
 using namespace exec;
+using namespace imports;
 using namespace traces;
 using namespace tools;
 }  // namespace sluice::test
@@ -45,6 +52,7 @@ using namespace model;
 using namespace sim;
 using namespace kernels;
 using namespace exec;
+using namespace imports;
 using namespace traces;
 using namespace tools;
 }  // namespace sluice::bench

@@ -11,8 +11,8 @@ case ${1:-} in
     ;;
 esac
 
-edges=$(git ls-files -- {model,sim,kernels,exec,traces,tools}/'*.h' {model,sim,kernels,exec,traces,tools}/'*.cc' \
-  {model,sim,kernels,exec,traces,tools}/'*.cu' | xargs grep -HoE '^ *# *include "[^"]+"' |
+edges=$(git ls-files -- {model,sim,kernels,exec,import,traces,tools}/'*.h' {model,sim,kernels,exec,import,traces,tools}/'*.cc' \
+  {model,sim,kernels,exec,import,traces,tools}/'*.cu' | xargs grep -HoE '^ *# *include "[^"]+"' |
   sed -E 's#^(.*)/[^/]+:.*"(.*)/[^/]+"$#\1 \2#' | sort -u | awk '$1 != $2')
 if [ "${1:-}" = --dot ]; then
   printf 'digraph includes {\n'

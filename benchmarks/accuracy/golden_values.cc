@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "import/import.h"
 #include "model/cluster/cluster.h"
 #include "model/errors.h"
-#include "model/import/import.h"
 #include "model/scenario/scenario.h"
 #include "sim/engine/predict.h"
 

@@ -10,7 +10,7 @@ using enum TensorLife;
 using enum RecomputeModule;
 
 // Every tensor but a layer's input is also replaced by full recomputation.
-constexpr RecomputeModules kNever = {};
+constexpr RecomputeModules kNeverRecomputed = {};
 RecomputeModules by(RecomputeModule module) { return RecomputeModules(RecomputeModule::layer) | module; }
 RecomputeModules by(RecomputeModule one, RecomputeModule other) { return by(one) | other; }
 const RecomputeModules kLayer = RecomputeModules(RecomputeModule::layer);
@@ -45,7 +45,7 @@ class Tensors {
       : model_(model), training_(training), s_(model, training, rows), out_(out) {}
 
   void of_layer(LayerKind kind) {
-    add("layer input", "2 n h / s", to_input_gradient, 2 * s_.hidden, kNever);
+    add("layer input", "2 n h / s", to_input_gradient, 2 * s_.hidden, kNeverRecomputed);
     add("input of norm 2", "2 n h / s", to_input_gradient, 2 * s_.hidden);
     attention();
     if (model_.dropout) add("dropout masks", "2 n h / s", to_input_gradient, 2 * s_.hidden);
@@ -53,7 +53,7 @@ class Tensors {
   }
 
   void of_projection() {
-    add("inputs of the MTP norms", "4 n h / s", to_input_gradient, 4 * s_.hidden, kNever);
+    add("inputs of the MTP norms", "4 n h / s", to_input_gradient, 4 * s_.hidden, kNeverRecomputed);
     if (model_.dropout) add("dropout mask of the MTP embedding", "n h / s", to_input_gradient, s_.hidden);
     add("inputs of the MTP projection", "4 n h / s", to_weight_gradient, 4 * s_.hidden);
     add("gradient of the MTP projection", "2 n h / t", gradient, 2 * s_.rows * model_.hidden / training_.tp);

@@ -11,6 +11,7 @@ namespace sluice::python {
 
 using namespace model;
 using namespace sim;
+using namespace imports;
 using namespace traces;
 using namespace tools;
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/import/import.h"
+#include "import/import.h"
 #include "model/scenario/scenario.h"
 #include "python/src/bindings.h"
 

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "import/megatron_log.h"
 #include "model/cluster/cluster.h"
 #include "model/input/csv.h"
 #include "model/input/json_reader.h"
@@ -9,7 +10,6 @@
 #include "sim/calibration/kernel_fit.h"
 #include "sim/calibration/link_fit.h"
 #include "sim/calibration/measured_iterations.h"
-#include "sim/calibration/megatron_log.h"
 #include "sim/engine/predict.h"
 #include "tests/fuzz/targets.h"
 

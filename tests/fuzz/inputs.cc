@@ -1,10 +1,10 @@
 #include <algorithm>
 
+#include "import/import.h"
 #include "model/cluster/cluster.h"
 #include "model/cost/cost_table.h"
 #include "model/cost/gemm.h"
 #include "model/cost/profile_fit.h"
-#include "model/import/import.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/scenario.h"
 #include "model/slicing/slice_times_file.h"

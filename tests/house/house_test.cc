@@ -37,11 +37,15 @@ const std::map<std::string, Folder, std::less<>> kFolders = {
      {"sluice::kernels", {"kernels/", "model/workload/", "model/errors.h", "model/namespaces.h", "model/to_size.h"}}},
     {"exec", {"sluice::exec", {"exec/", "kernels/", "model/"}}},
     {"traces", {"sluice::traces", {"traces/", "model/"}}},
-    {"tools", {"sluice::tools", {"tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}}},
-    {"python", {"sluice::python", {"python/", "tools/", "traces/", "sim/", "model/"}}},
-    {"tests", {"sluice::test", {"tests/", "benchmarks/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}}},
+    {"import", {"sluice::imports", {"import/", "model/"}}},  // "import" is a contextual keyword of C++20
+    {"tools", {"sluice::tools", {"tools/", "traces/", "import/", "exec/", "kernels/", "sim/", "model/"}}},
+    {"python", {"sluice::python", {"python/", "tools/", "traces/", "import/", "sim/", "model/"}}},
+    {"tests",
+     {"sluice::test",
+      {"tests/", "benchmarks/", "tools/", "traces/", "import/", "exec/", "kernels/", "sim/", "model/"}}},
     {"benchmarks",
-     {"sluice::bench", {"benchmarks/", "tests/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}}},
+     {"sluice::bench",
+      {"benchmarks/", "tests/", "tools/", "traces/", "import/", "exec/", "kernels/", "sim/", "model/"}}},
 };
 
 using Sources = std::map<std::string, std::string>;  // content of each file, by its path from the root

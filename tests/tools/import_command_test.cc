@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "import/import.h"
+#include "import/megatron_arguments.h"
 #include "model/errors.h"
-#include "model/import/import.h"
 #include "model/input/files.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/plan_space.h"
 #include "tests/support/command.h"
 #include "tools/plan/frameworks.h"
-#include "tools/plan/megatron_arguments.h"
 
 namespace sluice::tools {
 namespace {
@@ -77,7 +77,8 @@ std::vector<PrintedPoint> printed_points(const RoundTrip& trip) {
   std::vector<PrintedPoint> out;
   for (std::size_t i = 0; i < points.size(); i += step) {
     if (!find_framework("megatron")->refusal(base, points[i]).empty()) continue;
-    out.push_back({scenario_of(base, space, points[i]), megatron_arguments(base, space, points[i])});
+    const Scenario scenario = scenario_of(base, space, points[i]);
+    out.push_back({scenario, megatron_arguments(scenario)});
   }
   return out;
 }

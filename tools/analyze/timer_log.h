@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/calibration/megatron_log.h"
+#include "import/megatron_log.h"
 
 namespace sluice::tools {
 

@@ -8,15 +8,15 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "import/import.h"
+#include "import/megatron_log.h"
 #include "model/errors.h"
-#include "model/import/import.h"
 #include "model/input/csv.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/median.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
-#include "sim/calibration/megatron_log.h"
 #include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/scenario_flags.h"

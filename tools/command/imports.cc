@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "import/import.h"
 #include "model/errors.h"
-#include "model/import/import.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "tools/command/messages.h"

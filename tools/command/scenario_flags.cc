@@ -8,8 +8,8 @@
 #include <map>
 #include <optional>
 
+#include "import/import.h"
 #include "model/errors.h"
-#include "model/import/import.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model/import/import.h"
+#include "import/import.h"
 #include "model/scenario/scenario.h"
 
 namespace sluice::tools {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "import/megatron_arguments.h"
 #include "model/errors.h"
 #include "model/input/nearest.h"
-#include "tools/plan/megatron_arguments.h"
 
 namespace sluice::tools {
 namespace {
@@ -337,7 +337,11 @@ std::string sluice_arguments(const Scenario& base, const PlanSpace& space, const
   return out;
 }
 
-constexpr Framework kFrameworks[] = {{"megatron", "Megatron-LM", refused_by_megatron, megatron_arguments},
+std::string megatron_line(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  return megatron_arguments(scenario_of(base, space, point));
+}
+
+constexpr Framework kFrameworks[] = {{"megatron", "Megatron-LM", refused_by_megatron, megatron_line},
                                      {"torchtitan", "torchtitan", refused_by_torchtitan, torchtitan_toml},
                                      {"deepspeed", "DeepSpeed", refused_by_deepspeed, deepspeed_arguments},
                                      {"sluice", "sluice", refused_by_sluice, sluice_arguments}};

@@ -12,9 +12,9 @@
 #include <tuple>
 #include <utility>
 
+#include "import/megatron_arguments.h"
 #include "sim/planner/shortlist.h"
 #include "sim/planner/structure_runs.h"
-#include "tools/plan/megatron_arguments.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -198,7 +198,7 @@ std::string framework_text(const Framework& framework, const Plan& plan, const s
 std::string megatron_text(const Plan& plan, const std::vector<int>& ranking) {
   const int best = plan.best_of_subset();
   if (best < 0) return "Megatron-LM supports none of these configurations.\n";
-  const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[best]);
+  const std::string arguments = megatron_arguments(scenario_of(plan.base(), plan.space(), plan.points()[best]));
   if (best == ranking.front()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
   const double slower =
       to_seconds(plan.results()[best].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
@@ -376,7 +376,7 @@ std::string plan_json(const PlanReport& report) {
   out["megatron"] = nullptr;
   if (const int best = plan.best_of_subset(); best >= 0) {
     out["megatron"] = {{"place", place.at(best)},
-                       {"arguments", megatron_arguments(plan.base(), plan.space(), plan.points()[best])}};
+                       {"arguments", megatron_arguments(scenario_of(plan.base(), plan.space(), plan.points()[best]))}};
   }
   out["others"] = OrderedJson::array();
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
