@@ -15,7 +15,7 @@ folders=()
 for file in "${changed[@]}"; do
   case $file in *.cc | *.h | *.cu | *.cuh) sources+=("$file") ;; esac
   case $file in
-    model/* | sim/* | kernels/* | exec/* | traces/* | tools/* | benchmarks/*) folders+=("${file%%/*}") ;;
+    model/* | sim/* | import/* | kernels/* | exec/* | traces/* | tools/* | benchmarks/*) folders+=("${file%%/*}") ;;
     tests/*/*) folders+=("$(cut -d/ -f2 <<<"$file")") ;;
   esac
 done
@@ -37,7 +37,7 @@ fi
 # Tests of the folders that changed, by the programs as they were built last; those of the command and of runs are long.
 for folder in $(printf '%s\n' ${folders[@]+"${folders[@]}"} | sort -u); do
   program=$programs/${folder}_test
-  case $folder in model | sim | kernels | traces) ;; *) continue ;; esac
+  case $folder in model | sim | import | kernels | traces) ;; *) continue ;; esac
   if [ -x "$program" ]; then
     SLUICE_TEST_SCOPE=small timeout 15 "$program" --gtest_brief=1 || {
       if [ $? -eq 124 ]; then
