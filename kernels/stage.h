@@ -41,6 +41,7 @@ struct StageSpec {
 
   int group_rank() const { return data_rank * tensor_parallel + tensor_rank; }
   int expert_rank() const { return group_rank() % expert_parallel; }
+  bool has_rotary() const { return contents.layers > 0 && model.positions == 0; }
   // Whether the head's weight is the embedding of another stage of the same rank: SliceCall::embedding.
   bool head_is_embedding() const { return contents.head && model.tied_embeddings && !contents.tied_copy; }
 };

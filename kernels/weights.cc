@@ -214,8 +214,8 @@ ExpertSizes expert_sizes(const StageSpec& spec) {
 
 }  // namespace
 
-std::int64_t ExpertSizes::most_rows(std::int64_t rows, std::int64_t tensor_parallel) const {
-  return ranks * ((rows + tensor_parallel - 1) / tensor_parallel) * std::min(per_token, local);
+std::int64_t RankSizes::most_expert_rows(std::int64_t rows) const {
+  return experts.ranks * most_own_rows(rows) * std::min(experts.per_token, experts.local);
 }
 
 RankSizes rank_sizes(const StageSpec& spec) {

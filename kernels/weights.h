@@ -19,10 +19,6 @@ struct ExpertSizes {
   std::int64_t shared_ffn = 0;  // per tensor-parallel rank, as a dense MLP; 0: none
   std::int64_t shared_up_width = 0;
   std::int64_t ranks = 1;  // over which the experts are distributed
-
-  // Maximum number of rows that the experts of this rank receive for slices of `rows` rows: each tensor-parallel rank
-  // of a replica routes its shard of the rows, and all of them may choose experts of this rank.
-  std::int64_t most_rows(std::int64_t rows, std::int64_t tensor_parallel) const;
 };
 
 // Sizes per tensor-parallel rank.
@@ -41,6 +37,11 @@ struct RankSizes {
   std::int64_t first_token = 0;    // token of the first of these rows
   std::int64_t tensor_parallel = 1;
   ExpertSizes experts;
+
+  // Maximum number of rows of a slice that this rank routes, and that its experts receive: each tensor-parallel rank of
+  // a replica routes its shard of the rows, and all of them may choose experts of this rank.
+  std::int64_t most_own_rows(std::int64_t rows) const { return (rows + tensor_parallel - 1) / tensor_parallel; }
+  std::int64_t most_expert_rows(std::int64_t rows) const;
 };
 
 // Throws InputError for models that these kernels do not support.

@@ -76,7 +76,7 @@ class OneSlice {
     const AttentionSizes& of = problem_.sizes;
     const std::int64_t elements = of.rows() * of.query_width();
     const std::int64_t key_bytes = 2 * problem_.key_sequence_stride;
-    const std::int64_t values_at = cuda::values_after(problem_.keys(), of.key_width());
+    const std::int64_t values_at = values_after(problem_.keys(), of.key_width());
     std::byte* const block = memory_.room(4 * values_at);
     device_.copy(block, forward_.keys, key_bytes, *stream_);
     device_.copy(block + 2 * values_at, forward_.values, key_bytes, *stream_);

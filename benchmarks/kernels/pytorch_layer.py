@@ -178,7 +178,7 @@ def best_way_to_attend(clock, shape, device):
 
 
 class Layer(torch.nn.Module if torch else object):
-    """The layer of kernels/cuda/layer.cc: GPT with LayerNorm, biases and tanh GELU, or Llama with RMSNorm, rotary
+    """The layer of kernels/layer.h: GPT with LayerNorm, biases and tanh GELU, or Llama with RMSNorm, rotary
     embedding and SwiGLU. GEMMs with the same input are fused."""
 
     def __init__(self, shape, attend, device):

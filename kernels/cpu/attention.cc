@@ -33,11 +33,11 @@ void for_each_tile(const AttentionSizes& shape, const KeysValues<T>& keys_values
 }  // namespace
 
 template <class T>
-AttentionScratch<T>::AttentionScratch(Carver<T>& carver)
-    : scores(carver.take(kQueryTile * kKeyTile)),
-      gradient(carver.take(kQueryTile * kKeyTile)),
-      maximum(carver.take(kQueryTile)),
-      sum(carver.take(kQueryTile)) {}
+AttentionScratch<T>::AttentionScratch(Carver& carver)
+    : scores(carver.take<T>(kQueryTile * kKeyTile)),
+      gradient(carver.take<T>(kQueryTile * kKeyTile)),
+      maximum(carver.take<T>(kQueryTile)),
+      sum(carver.take<T>(kQueryTile)) {}
 
 template <class T>
 void attention(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values,

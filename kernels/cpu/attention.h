@@ -26,7 +26,7 @@ struct KeysValues {
 // Scratch of attention and its gradient: two tiles and two numbers per row.
 template <class T>
 struct AttentionScratch {
-  explicit AttentionScratch(Carver<T>& carver);
+  explicit AttentionScratch(Carver& carver);
   T* scores = nullptr;
   T* gradient = nullptr;
   T* maximum = nullptr;

@@ -2,16 +2,12 @@
 
 #include <cstdint>
 
-#include "model/namespaces.h"
+#include "kernels/row_shapes.h"
 
 namespace sluice::kernels::cpu {
 
 // The operations of a layer besides matrix multiplications. Matrices are row-major, and dense unless a stride is given;
 // biases may be null. The order of summation depends on sizes only.
-
-// Statistics per row: mean (0 for an RMS norm) and 1 / standard deviation.
-inline constexpr std::int64_t kNormStatistics = 2;
-inline constexpr double kNormEpsilon = 1e-5;
 
 // LayerNorm: out = (x - mean) / deviation * gain + bias; with `rms` RMSNorm, whose deviation is the root mean square.
 template <class T>

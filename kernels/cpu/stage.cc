@@ -1,578 +1,384 @@
 #include "kernels/stage.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
-#include <limits>
-#include <utility>
+#include <type_traits>
 
-#include "kernels/carver.h"
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/layer.h"
 #include "kernels/cpu/optimizer.h"
-#include "kernels/initial_weights.h"
-#include "kernels/weights.h"
-#include "model/errors.h"
+#include "kernels/layered_stage.h"
 
 namespace sluice::kernels {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): all of it
 
+// The matrix multiplications of a linear layer with weights [outputs, inputs].
 template <class T>
-const T* elements(const std::byte* buffer) {
-  return reinterpret_cast<const T*>(buffer);
-}
-template <class T>
-T* elements(std::byte* buffer) {
-  return reinterpret_cast<T*>(buffer);
-}
-
-template <class T>
-class CpuStage final : public Stage {
- public:
-  explicit CpuStage(const StageSpec& spec)
-      : spec_(spec), sizes_(rank_sizes(spec_)), offsets_(weight_offsets(spec_, sizes_)) {
-    use_one_thread();
+struct CpuLinear {
+  // out [rows, outputs] = x [rows, inputs] x weights^T.
+  void forward(const T* x, const T* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs, T* out,
+               const LinearOptions& options = {}) const {
+    gemm_nt<T>(rows, outputs, inputs, T{1}, x, stride(options.inputs_stride, inputs), weights, inputs, Into::set, out,
+               stride(options.outputs_stride, outputs));
   }
-
-  const StageSpec& spec() const override { return spec_; }
-  int element_bytes() const override { return sizeof(T); }
-  std::span<const Parameter> parameters() const override { return offsets_.parameters; }
-
-  StageMemory memory() const override {
-    const std::int64_t bytes = offsets_.elements * element_bytes();
-    return {.weights = bytes,
-            .gradients = bytes,
-            .optimizer_state = 2 * bytes,
-            .dense_gradients = offsets_.dense_elements * element_bytes()};
+  void forward_to_real(const T* x, const T* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                       T* out) const {
+    forward(x, weights, rows, outputs, inputs, out);
   }
-  SliceMemory slice_memory(const SliceShape& shape) const override;
-  std::int64_t scratch_bytes(const SliceShape& shape) const override {
-    Carver<T> carver;
-    const OpScratch scratch(carver, *this, shape);
-    return carver.bytes();
+  // dx [rows, inputs] = dout [rows, outputs] x weights.
+  void input_gradient(const T* dout, const T* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                      T* dx, const LinearOptions& options = {}) const {
+    gemm_nn<T>(rows, inputs, outputs, dout, stride(options.outputs_stride, outputs), weights, inputs,
+               options.add ? Into::add : Into::set, dx, stride(options.inputs_stride, inputs));
   }
-
-  void initialise(std::byte* weights, std::uint64_t seed) const override {
-    initialise_weights(spec_, offsets_, seed, elements<T>(weights));
-  }
-  void forward(SliceCall& call) const override;
-  void input_gradient(SliceCall& call) const override { gradient(call, false); }
-  void weight_gradient(SliceCall& call) const override;
-  void backward(SliceCall& call) const override { gradient(call, true); }
-  void begin_parts(SliceCall& call, bool forward) const override;
-  void run_part(const SliceCall& call, const StagePart& part) const override;
-  void end_parts(SliceCall& call, bool forward) const override;
-
-  double squared_norm(const std::byte* gradients) const override {
-    return cpu::squared_norm(offsets_, elements<T>(gradients));
-  }
-  void step(const std::byte* weights, std::byte* new_weights, std::byte* optimizer_state, const std::byte* gradients,
-            const OptimizerStep& step) const override {
-    optimizer_step(offsets_, step, elements<T>(weights), elements<T>(new_weights), elements<T>(optimizer_state),
-                   elements<T>(gradients));
+  // gradient [outputs, inputs] += dout^T x.
+  void weight_gradient(const T* dout, const T* x, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                       T* gradient, const LinearOptions& options = {}) const {
+    gemm_tn<T>(outputs, inputs, rows, dout, stride(options.outputs_stride, outputs), x,
+               stride(options.inputs_stride, inputs), gradient, inputs);
   }
 
  private:
-  // Tensors that the head stores.
-  struct Head {
-    T* input = nullptr;       // [n, h], of the final norm; until I
-    T* statistics = nullptr;  // [n, 2]; until I
-    T* normed = nullptr;      // [n, h], until W
-    T* logits = nullptr;      // [n, vocab_columns], after F their gradient; until W
+  static std::int64_t stride(std::int64_t given, std::int64_t width) { return given > 0 ? given : width; }
+};
+
+// The backend of layers in the precision T.
+template <class T>
+struct CpuBackend {
+  using Number = T;
+  using Real = T;
+  struct Config {};
+  static constexpr bool kOnDevice = false;
+  static constexpr bool kFusesNorms = false;
+  static constexpr int kOptimizerStates = 2;
+
+  // Rows that are sent to experts, with a number at element `tail`.
+  struct RoutedRow {
+    explicit constexpr RoutedRow(std::int64_t width) : tail(width), stride(width + 1) {}
+    std::int64_t tail;
+    std::int64_t stride;
   };
 
-  // Part of a slice's buffers that belongs to one layer.
-  struct Kept {
-    LayerActivations<T> activations;
-    LayerInputs<T> inputs;
-  };
-  struct Gradients {
-    T* down = nullptr;  // [n, h]
-    LayerGradients<T> others;
-    LayerInputs<T> inputs;  // with recomputation
-  };
-
-  struct OpScratch {
-    OpScratch(Carver<T>& carver, const CpuStage& stage, const SliceShape& shape)
-        : layer(carver, stage.sizes_, stage.spec_.contents.expert_layers > 0, shape.rows()) {
+  struct Scratch {
+    Scratch(Carver& carver, const StageSpec& spec, const RankSizes& sizes, const SliceShape& shape)
+        : attention(carver), sums(carver.take<T>(2 * sizes.hidden)) {
       const std::int64_t n = shape.rows();
-      const RankSizes& sizes = stage.sizes_;
-      if (stage.has_rotary()) {
-        cosines = carver.take(shape.tokens * sizes.head_dim / 2);
-        sines = carver.take(shape.tokens * sizes.head_dim / 2);
+      if (spec.has_rotary()) {
+        cosines = carver.take<T>(shape.tokens * sizes.head_dim / 2);
+        sines = carver.take<T>(shape.tokens * sizes.head_dim / 2);
       }
-      if (stage.spec_.contents.head) {
-        maxima = carver.take(n);
-        sums = carver.take(2 * n);
+      if (spec.contents.head) {
+        maxima = carver.take<T>(n);
+        row_sums = carver.take<T>(2 * n);
       }
-      for (T*& link : chain) link = carver.take(n * sizes.hidden);
-      for (const auto& [kind, count] : stage.spec_.contents.by_kind()) {
-        if (count == 0) continue;
-        OfKind& own = kinds[static_cast<std::size_t>(kind)];
-        own.gradients.carve(carver, sizes, kind, n);
-        if (!stage.spec_.recompute) continue;
-        own.recomputed.activations.carve_rest(carver, sizes, kind, n);
-        own.recomputed.inputs.carve(carver, sizes, kind, n);
-      }
-      if (stage.spec_.recompute) {
-        if (!stage.spec_.sliced) {
-          keys = carver.take(n * sizes.key_width);
-          values = carver.take(n * sizes.key_width);
-        }
+      if (spec.contents.expert_layers > 0) {
+        active = carver.take<T>(std::max(sizes.most_expert_rows(n) * sizes.experts.ffn, n * sizes.experts.shared_ffn));
       }
     }
-
-    LayerScratch<T> layer;
-    T* cosines = nullptr;
+    AttentionScratch<T> attention;
+    T* sums;               // [2h]
+    T* cosines = nullptr;  // [tokens, d / 2], null with learned positions
     T* sines = nullptr;
-    T* maxima = nullptr;               // of the logits
-    T* sums = nullptr;                 // of their exponentials, then the targets' logits
-    T* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, alternating
-    struct OfKind {
-      LayerGradients<T> gradients;  // of one layer, in B
-      Kept recomputed;              // of one layer
-    };
-    std::array<OfKind, 2> kinds;  // by LayerKind
-    T* keys = nullptr;            // of that layer, unless they are stored
-    T* values = nullptr;
+    T* maxima = nullptr;    // of the logits
+    T* row_sums = nullptr;  // of their exponentials, then the targets' logits
+    T* active = nullptr;    // [R, f] or [n, s], outputs of the activation function
   };
 
-  bool has_rotary() const { return spec_.contents.layers > 0 && spec_.model.positions == 0; }
-  bool keeps_keys() const { return spec_.sliced || !spec_.recompute; }
+  // Messages between the ranks of experts.
+  struct Exchange {
+    ExpertGroup* group;
+    void send(int rank, const std::byte* data, std::int64_t bytes) { group->send(rank, data, bytes); }
+    void receive(int rank, std::byte* data, std::int64_t bytes) { group->receive(rank, data, bytes); }
+    void finish() { group->finish(); }
+  };
 
-  LayerKind kind_of(int layer) const {
-    return layer < spec_.contents.layers - spec_.contents.expert_layers ? LayerKind::dense : LayerKind::experts;
+  CpuBackend(const Config& /*config*/, const StageSpec& of_stage, const RankSizes& of_rank, const SliceCall& of_op,
+             const Scratch& of_scratch)
+      : spec(of_stage), sizes(of_rank), call(of_op), scratch(of_scratch) {}
+
+  const StageSpec& spec;
+  const RankSizes& sizes;
+  const SliceCall& call;
+  const Scratch& scratch;
+  CpuLinear<T> linear;
+
+  std::int64_t rows() const { return call.shape.rows(); }
+  std::int64_t logit_columns() const { return sizes.vocab_rows; }
+  void all_reduce(T* data, std::int64_t count) const {
+    if (spec.tensor_parallel > 1) call.tensor->all_reduce_sum(data, count);
   }
-  // Carve the parts of one layer.
-  Kept carve_kept(Carver<T>& to_input, Carver<T>& to_weight, int layer, std::int64_t rows) const;
-  Gradients carve_gradients(Carver<T>& carver, int layer, std::int64_t rows) const;
-  Head carve_head(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const;
-  Kept kept(const SliceCall& call, int layer) const;
-  Gradients gradients_of(const SliceCall& call, int layer) const;
-  Head head_of(const SliceCall& call) const;  // without tensors in a stage without a head
+  Exchange exchange() const { return {call.experts}; }
+  void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const { std::copy_n(from, bytes, to); }
+  void wait() const {}
 
-  Layer<T> layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
-    return {.kind = kind_of(layer),
-            .spec = spec_,
-            .sizes = sizes_,
-            .at = offsets_.layers[layer],
-            .shape = call.shape,
-            .weights = elements<T>(call.weights),
-            .tensor = call.tensor,
-            .experts = call.experts,
-            .parts = call.parts,
-            .cosines = scratch.cosines,
-            .sines = scratch.sines};
+  // x = from, plus bias + residual unless residual is null; then the norm.
+  void residual_norm(const T* from, T* x, const T* residual, const T* bias, const LayerNorm<CpuBackend>& norm) const {
+    const std::int64_t h = sizes.hidden;
+    if (from != x) std::copy_n(from, rows() * h, x);
+    if (residual != nullptr) add_bias_residual<T>(bias, residual, rows(), h, x);
+    if (norm.out == nullptr) return;
+    cpu::norm<T>(x, norm.gain, norm.bias, spec.model.rms_norm, rows(), h, norm.statistics, norm.out);
   }
-  KeysValues<T> keys_values_of(const SliceCall& call, int layer, const OpScratch& scratch, T* qkv_gradient) const;
-  const T* head_weights(const SliceCall& call) const {
-    return offsets_.head < 0 ? elements<T>(call.embedding) : elements<T>(call.weights) + offsets_.head;
+  void norm_gradient(const T* gradient, const T* x, const T* residual, const T* gain, const T* statistics, T* dx,
+                     T* gain_gradient, T* bias_gradient, const std::int32_t* /*not_finite*/ = nullptr) const {
+    cpu::norm_gradient<T>(gradient, x, gain, statistics, residual, spec.model.rms_norm, rows(), sizes.hidden,
+                          scratch.sums, dx, gain_gradient, bias_gradient);
   }
-
-  void embed(const SliceCall& call, T* out) const;
-  void embedding_gradient(const SliceCall& call, const T* gradient) const;
-  void head_forward(SliceCall& call, const Head& head, const OpScratch& scratch) const;
-  void head_input_gradient(const SliceCall& call, const OpScratch& scratch, T* out) const;
-  void head_weight_gradient(const SliceCall& call) const;
-  void gradient(SliceCall& call, bool weights_too) const;
-  // Before and after the layers of an op.
-  void begin_forward(const SliceCall& call, const OpScratch& scratch) const;
-  void end_forward(SliceCall& call, const OpScratch& scratch) const;
-  void begin_gradient(SliceCall& call, const OpScratch& scratch, bool weights_too) const;
-  void end_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const;
-  void complete_layer(const SliceCall& call, int layer, const OpScratch& scratch) const;
-  // Returns the input of a layer in F: of layer `layers`, that of the head or of the next stage.
-  T* input_of(const SliceCall& call, int layer) const;
-  // Returns where the gradient of a layer's output is written; of layer -1, that of the stage's input.
-  T* gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const;
-  // Returns where it is read: B reads that of the last layer from its input.
-  const T* read_gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const;
-
-  void compute_rotary_angles(const SliceShape& shape, const OpScratch& scratch) const {
-    if (has_rotary()) {
-      rotary_angles<T>(shape.context, shape.tokens, sizes_.head_dim, scratch.cosines, scratch.sines);
+  void add_bias_gradient(const T* gradient, std::int64_t width, T* into) const {
+    add_column_sums<T>(gradient, rows(), width, into);
+  }
+  void weight_gradients(std::span<const MatrixGradient<CpuBackend>> matrices, T* weight_gradients) const {
+    for (const auto& of : matrices) {
+      linear.weight_gradient(of.gradient, of.input, rows(), of.outputs, of.inputs, weight_gradients + of.matrix);
     }
   }
-  void sum_over_group(const SliceCall& call, T* data, std::int64_t count) const {
-    if (spec_.tensor_parallel > 1) call.tensor->all_reduce_sum(data, count);
+
+  static bool fused_gelu(const auto&...) { return false; }
+  static bool fused_gelu_gradient(const auto&...) { return false; }
+  // pre += bias, and out = the activation function of pre, times the factors of the rows.
+  void activate(T* pre, const T* bias, std::int64_t count, std::int64_t width, T* out,
+                const RowFactors<T>& factors = {}) const {
+    if (spec.model.gated) {
+      add_bias_swiglu<T>(pre, bias, count, width, out);
+    } else {
+      add_bias_gelu<T>(pre, bias, count, width, out);
+    }
+    if (factors.at != nullptr) multiply_rows(factors, count, width, out, width);
+  }
+  void activate_gradient(T* pre, const T* /*bias*/, std::int64_t count, std::int64_t width, T* gradient,
+                         const RowFactors<T>& factors = {}) const {
+    if (factors.at != nullptr) {
+      const std::int64_t stride = spec.model.gated ? 2 * width : width;
+      T* const inner = gradient + (stride - width);
+      activate(pre, nullptr, count, width, scratch.active);
+      for (std::int64_t row = 0; row < count; ++row) {
+        row_dot_products<T>(1, width, scratch.active + row * width, width, inner + row * stride, stride,
+                            factors.gradients + row * factors.stride);
+      }
+      multiply_rows(factors, count, width, inner, stride);
+    }
+    if (spec.model.gated) {
+      swiglu_gradient<T>(pre, count, width, gradient);
+    } else {
+      gelu_gradient<T>(pre, count * width, gradient);
+    }
   }
 
-  StageSpec spec_;
-  RankSizes sizes_;
-  WeightOffsets offsets_;
+  void compute_rotary_angles() const {
+    if (scratch.cosines == nullptr) return;
+    rotary_angles<T>(call.shape.context, call.shape.tokens, sizes.head_dim, scratch.cosines, scratch.sines);
+  }
+  void attention_forward(const T* qkv, const T* bias, const LayerKeys<CpuBackend>& keys, T* queries, T* out,
+                         T* log_sums) const {
+    const std::int64_t q = sizes.query_width;
+    const std::int64_t w = sizes.key_width;
+    const std::int64_t all = sizes.qkv_width;
+    const auto bias_from = [bias](std::int64_t column) { return bias == nullptr ? nullptr : bias + column; };
+    apply_rotary<T>(head_rows(sizes.heads, rows()), qkv, all, bias, scratch.cosines, scratch.sines, false, queries, q);
+    const auto write_keys = [&](const T* from, const T* key_bias, const T* cosines, T* to) {
+      for (int sequence = 0; sequence < call.shape.sequences; ++sequence) {
+        apply_rotary<T>(head_rows(sizes.kv_heads, call.shape.tokens), from + sequence * call.shape.tokens * all, all,
+                        key_bias, cosines, scratch.sines, false, to + first_row(keys, sequence) * w, w);
+      }
+    };
+    write_keys(qkv + q, bias_from(q), scratch.cosines, keys.keys);
+    write_keys(qkv + q + w, bias_from(q + w), nullptr, keys.values);
+    attention<T>(attention_sizes(sizes, call.shape), queries, keys_values(keys), scratch.attention, out, log_sums);
+  }
+  // Without slices, no other slice adds to the gradients of keys and values, so that they are accumulated directly in
+  // qkv_gradient.
+  void attention_gradient(const LayerKeys<CpuBackend>& keys, const T* queries, const T* out, const T* log_sums,
+                          const T* out_gradient, T* qkv_gradient) const {
+    const std::int64_t q = sizes.query_width;
+    const std::int64_t w = sizes.key_width;
+    const std::int64_t all = sizes.qkv_width;
+    KeysValues<T> of_keys = keys_values(keys);
+    if (keys.keys_gradient == nullptr) {
+      of_keys.keys_gradient = qkv_gradient + q;
+      of_keys.values_gradient = of_keys.keys_gradient + w;
+      of_keys.gradient_stride = all;
+      for (std::int64_t row = 0; row < rows(); ++row) std::fill_n(of_keys.keys_gradient + row * all, 2 * w, T{0});
+    }
+    cpu::attention_gradient<T>(attention_sizes(sizes, call.shape), queries, of_keys, out, log_sums, out_gradient,
+                               scratch.attention, qkv_gradient, all);
+    const T* const no_bias = nullptr;
+    const auto read_gradients = [&](const T* from, const T* cosines, T* to) {
+      for (int sequence = 0; sequence < call.shape.sequences; ++sequence) {
+        apply_rotary<T>(head_rows(sizes.kv_heads, call.shape.tokens),
+                        from + first_row(keys, sequence) * of_keys.gradient_stride, of_keys.gradient_stride, no_bias,
+                        cosines, scratch.sines, true, to + sequence * call.shape.tokens * all, all);
+      }
+    };
+    read_gradients(of_keys.keys_gradient, scratch.cosines, qkv_gradient + q);
+    if (keys.keys_gradient != nullptr) read_gradients(of_keys.values_gradient, nullptr, qkv_gradient + q + w);
+    if (scratch.cosines == nullptr) return;
+    apply_rotary<T>(head_rows(sizes.heads, rows()), qkv_gradient, all, no_bias, scratch.cosines, scratch.sines, true,
+                    qkv_gradient, all);
+  }
+
+  void embed(const EmbeddingShape& shape, const T* words, const T* positions, T* out) const {
+    const std::int64_t h = shape.hidden;
+    for (std::int64_t row = 0; row < shape.rows; ++row) {
+      const std::int64_t token = call.tokens[row] - shape.first_token;
+      if (token >= 0 && token < shape.vocab_rows) {
+        std::copy_n(words + token * h, h, out + row * h);
+      } else {
+        std::fill_n(out + row * h, h, T{0});
+      }
+      if (positions != nullptr) add<T>(positions + row % shape.tokens * h, h, out + row * h);
+    }
+  }
+  void embedding_gradient(const EmbeddingShape& shape, const T* gradient, T* words, T* positions) const {
+    const std::int64_t h = shape.hidden;
+    for (std::int64_t row = 0; row < shape.rows; ++row) {
+      const std::int64_t token = call.tokens[row] - shape.first_token;
+      if (token >= 0 && token < shape.vocab_rows) add<T>(gradient + row * h, h, words + token * h);
+      if (positions != nullptr) add<T>(gradient + row * h, h, positions + row % shape.tokens * h);
+    }
+  }
+
+  void loss(const LogitsShape& shape, T* logits, SliceCall& result) const {
+    const std::int64_t n = shape.rows;
+    row_maxima<T>(logits, shape.stride, n, shape.columns, scratch.maxima);
+    if (spec.tensor_parallel > 1) call.tensor->all_reduce_max(scratch.maxima, n);
+    T* const targets = scratch.row_sums + n;
+    const auto target_in = [&](std::int64_t row) { return call.targets[row] - shape.first_token; };
+    const auto is_here = [&](std::int64_t target) { return target >= 0 && target < shape.columns; };
+    for (std::int64_t row = 0; row < n; ++row) {
+      targets[row] = is_here(target_in(row)) ? logits[row * shape.stride + target_in(row)] : T{0};
+    }
+    row_exponentials<T>(logits, shape.stride, n, shape.columns, scratch.maxima, scratch.row_sums);
+    all_reduce(scratch.row_sums, 2 * n);
+    result.loss = 0;
+    for (std::int64_t row = 0; row < n; ++row) {
+      result.loss += static_cast<double>(std::log(scratch.row_sums[row]) + (scratch.maxima[row] - targets[row]));
+    }
+    const T scale = static_cast<T>(call.loss_scale);
+    scale_rows<T>(logits, shape.stride, n, shape.columns, scratch.row_sums, scale);
+    for (std::int64_t row = 0; row < n; ++row) {
+      if (is_here(target_in(row))) logits[row * shape.stride + target_in(row)] -= scale;
+    }
+  }
+
+  // The kernels of layers with experts, as in kernels/cuda/routing.h.
+  void choose_experts(std::int64_t own, std::int64_t experts, std::int64_t k, T* scores, std::int32_t* choices) const {
+    for (std::int64_t row = 0; row < own; ++row, scores += experts, choices += k) {
+      for (std::int64_t j = 0; j < k; ++j) {
+        std::int32_t best = -1;
+        for (std::int32_t e = 0; e < experts; ++e) {
+          if (std::find(choices, choices + j, e) != choices + j) continue;
+          if (best < 0 || scores[e] > scores[best]) best = e;
+        }
+        choices[j] = best;
+      }
+      // choices[0] has the maximum.
+      const T highest = scores[choices[0]];
+      T sum = 0;
+      for (std::int32_t e = 0; e < experts; ++e) {
+        const bool counts = k == 1 || std::find(choices, choices + k, e) != choices + k;
+        scores[e] = counts ? std::exp(scores[e] - highest) : T{0};
+        sum += scores[e];
+      }
+      for (std::int64_t e = 0; e < experts; ++e) scores[e] /= sum;
+    }
+  }
+  void place_choices(std::int64_t count, std::int64_t experts, const std::int32_t* choices, std::int32_t* places,
+                     std::int32_t* sent) const {
+    std::int32_t place = 0;
+    for (std::int32_t e = 0; e < experts; ++e) {
+      sent[e] = static_cast<std::int32_t>(std::count(choices, choices + count, e));
+      if (sent[e] == 0) continue;
+      for (std::int64_t i = 0; i < count; ++i) {
+        if (choices[i] == e) places[i] = place++;
+      }
+    }
+  }
+  void send_rows(const RoutedRows<T>& routed, const T* matrix, std::int64_t width, bool with_scores,
+                 std::int64_t stride, T* out) const {
+    for (std::int64_t i = 0; i < routed.rows * routed.k; ++i) {
+      T* const to = out + routed.places[i] * stride;
+      std::copy_n(matrix + (routed.first + i / routed.k) * width, width, to);
+      if (with_scores) to[width] = routed.scores[i / routed.k * routed.experts + routed.choices[i]];
+    }
+  }
+  void add_routed_rows(const RoutedRows<T>& routed, const T* results, std::int64_t stride, std::int64_t all_rows,
+                       std::int64_t width, bool adds, const T* factors, const T* direction, T* out) const {
+    if (!adds) std::fill_n(out, all_rows * width, T{0});
+    for (std::int64_t row = 0; row < routed.rows; ++row) {
+      T* const to = out + (routed.first + row) * width;
+      if (direction != nullptr) {
+        const T factor = factors[routed.first + row];
+        for (std::int64_t c = 0; c < width; ++c) to[c] += factor * direction[c];
+      }
+      for (std::int64_t j = 0; j < routed.k; ++j) {
+        add<T>(results + routed.places[row * routed.k + j] * stride, width, to);
+      }
+    }
+  }
+  void logit_gradients(const RoutedRows<T>& routed, const T* results, const RoutedRow& of, std::int64_t all_rows,
+                       T* gradients) const {
+    std::fill_n(gradients, all_rows * routed.experts, T{0});
+    for (std::int64_t row = 0; row < routed.rows; ++row) {
+      const T* const scores = routed.scores + row * routed.experts;
+      const std::int32_t* const choices = routed.choices + row * routed.k;
+      T* const out = gradients + (routed.first + row) * routed.experts;
+      T total = 0;
+      for (std::int64_t j = 0; j < routed.k; ++j) {
+        out[choices[j]] = results[routed.places[row * routed.k + j] * of.stride + of.tail];
+        total += scores[choices[j]] * out[choices[j]];
+      }
+      for (std::int64_t e = 0; e < routed.experts; ++e) out[e] = scores[e] * (out[e] - total);
+    }
+  }
+  void apply_sigmoid(std::int64_t count, T* numbers) const {
+    for (std::int64_t i = 0; i < count; ++i) numbers[i] = T{1} / (T{1} + std::exp(-numbers[i]));
+  }
+  void sigmoid_gradient(std::int64_t count, const T* outputs, const T* output_gradients, T* gradients) const {
+    for (std::int64_t i = 0; i < count; ++i) gradients[i] = output_gradients[i] * (outputs[i] * (T{1} - outputs[i]));
+  }
+
+ private:
+  HeadRows head_rows(std::int64_t heads, std::int64_t count) const {
+    return {.rows = count, .tokens = call.shape.tokens, .heads = heads, .head_dim = sizes.head_dim};
+  }
+  // The row of the slice's first token.
+  std::int64_t first_row(const LayerKeys<CpuBackend>& keys, int sequence) const {
+    return sequence * keys.tokens + call.shape.context;
+  }
+  KeysValues<T> keys_values(const LayerKeys<CpuBackend>& keys) const {
+    return {.keys = keys.keys,
+            .values = keys.values,
+            .stride = sizes.key_width,
+            .keys_gradient = keys.keys_gradient,
+            .values_gradient = keys.values_gradient,
+            .gradient_stride = sizes.key_width,
+            .tokens = keys.tokens};
+  }
+  static void multiply_rows(const RowFactors<T>& factors, std::int64_t count, std::int64_t width, T* matrix,
+                            std::int64_t stride) {
+    for (std::int64_t row = 0; row < count; ++row) {
+      for (std::int64_t c = 0; c < width; ++c) matrix[row * stride + c] *= factors.at[row * factors.stride];
+    }
+  }
 };
 
 template <class T>
-auto CpuStage<T>::carve_kept(Carver<T>& to_input, Carver<T>& to_weight, int layer, std::int64_t rows) const -> Kept {
-  Kept out;
-  out.activations.carve_input(to_input, sizes_, rows);
-  if (spec_.recompute) return out;
-  out.activations.carve_rest(to_input, sizes_, kind_of(layer), rows);
-  out.inputs.carve(to_weight, sizes_, kind_of(layer), rows);
-  return out;
-}
+class CpuStage final : public LayeredStage<CpuBackend<T>> {
+ public:
+  explicit CpuStage(const StageSpec& spec) : LayeredStage<CpuBackend<T>>(spec) { use_one_thread(); }
 
-template <class T>
-auto CpuStage<T>::carve_gradients(Carver<T>& carver, int layer, std::int64_t rows) const -> Gradients {
-  Gradients out;
-  out.down = carver.take(rows * sizes_.hidden);
-  out.others.carve(carver, sizes_, kind_of(layer), rows);
-  out.others.down = out.down;
-  if (spec_.recompute) out.inputs.carve(carver, sizes_, kind_of(layer), rows);
-  return out;
-}
-
-template <class T>
-auto CpuStage<T>::carve_head(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const -> Head {
-  Head out;
-  out.input = to_input.take(rows * sizes_.hidden);
-  out.statistics = to_input.take(rows * kNormStatistics);
-  out.normed = to_weight.take(rows * sizes_.hidden);
-  out.logits = to_weight.take(rows * sizes_.vocab_columns);
-  return out;
-}
-
-template <class T>
-SliceMemory CpuStage<T>::slice_memory(const SliceShape& shape) const {
-  const std::int64_t n = shape.rows();
-  Carver<T> to_input;
-  Carver<T> to_weight;
-  Carver<T> gradients;
-  for (int layer = 0; layer < spec_.contents.layers; ++layer) {
-    carve_kept(to_input, to_weight, layer, n);
-    carve_gradients(gradients, layer, n);
+  double squared_norm(const std::byte* gradients) const override {
+    return cpu::squared_norm(this->offsets(), this->reals(gradients));
   }
-  if (spec_.contents.head) carve_head(to_input, to_weight, n);
-  const std::int64_t keys_values =
-      std::int64_t{2} * spec_.contents.layers * padded(n * sizes_.key_width) * element_bytes();
-  return {.to_input_gradient = to_input.bytes(),
-          .to_weight_gradient = to_weight.bytes(),
-          .output_gradients = gradients.bytes(),
-          .keys_values = keeps_keys() ? keys_values : 0,
-          .keys_values_gradient = spec_.sliced ? keys_values : 0,
-          .boundary = n * sizes_.hidden * element_bytes()};
-}
-
-template <class T>
-auto CpuStage<T>::kept(const SliceCall& call, int layer) const -> Kept {
-  Carver<T> to_input(call.to_input_gradient);
-  Carver<T> to_weight(call.to_weight_gradient);
-  for (int i = 0; i < layer; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
-  return carve_kept(to_input, to_weight, layer, call.shape.rows());
-}
-
-template <class T>
-auto CpuStage<T>::gradients_of(const SliceCall& call, int layer) const -> Gradients {
-  Carver<T> carver(call.output_gradients);
-  for (int i = 0; i < layer; ++i) carve_gradients(carver, i, call.shape.rows());
-  return carve_gradients(carver, layer, call.shape.rows());
-}
-
-template <class T>
-auto CpuStage<T>::head_of(const SliceCall& call) const -> Head {
-  if (!spec_.contents.head) return {};
-  Carver<T> to_input(call.to_input_gradient);
-  Carver<T> to_weight(call.to_weight_gradient);
-  for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
-  return carve_head(to_input, to_weight, call.shape.rows());
-}
-
-template <class T>
-KeysValues<T> CpuStage<T>::keys_values_of(const SliceCall& call, int layer, const OpScratch& scratch,
-                                          T* qkv_gradient) const {
-  KeysValues<T> out;
-  out.stride = sizes_.key_width;
-  out.tokens = spec_.sliced ? call.sequence_tokens : call.shape.tokens;
-  const std::int64_t each = padded(call.shape.sequences * out.tokens * sizes_.key_width);
-  const std::int64_t at = std::int64_t{2} * layer * each;
-  out.keys = keeps_keys() ? elements<T>(call.keys_values) + at : scratch.keys;
-  out.values = keeps_keys() ? out.keys + each : scratch.values;
-  if (spec_.sliced && call.keys_values_gradient != nullptr) {
-    out.keys_gradient = elements<T>(call.keys_values_gradient) + at;
-    out.values_gradient = out.keys_gradient + each;
-    out.gradient_stride = sizes_.key_width;
+  void step(const std::byte* weights, std::byte* new_weights, std::byte* optimizer_state, const std::byte* gradients,
+            const OptimizerStep& step) const override {
+    optimizer_step(this->offsets(), step, this->reals(weights), this->reals(new_weights), this->reals(optimizer_state),
+                   this->reals(gradients));
   }
-  if (!spec_.sliced && qkv_gradient != nullptr) {
-    // No other slice adds to them, so they are accumulated directly in the input of the matrix multiplications.
-    out.keys_gradient = qkv_gradient + sizes_.query_width;
-    out.values_gradient = out.keys_gradient + sizes_.key_width;
-    out.gradient_stride = sizes_.qkv_width;
-    for (std::int64_t row = 0; row < call.shape.rows(); ++row) {
-      std::fill_n(out.keys_gradient + row * sizes_.qkv_width, 2 * sizes_.key_width, T{0});
-    }
-  }
-  return out;
-}
-
-template <class T>
-void CpuStage<T>::embed(const SliceCall& call, T* out) const {
-  const std::int64_t n = call.shape.rows();
-  const std::int64_t h = sizes_.hidden;
-  const T* const words = elements<T>(call.weights) + offsets_.word;
-  for (std::int64_t row = 0; row < n; ++row) {
-    const std::int64_t token = call.tokens[row] - sizes_.first_token;
-    if (token >= 0 && token < sizes_.vocab_rows) {
-      std::copy_n(words + token * h, h, out + row * h);
-    } else {
-      std::fill_n(out + row * h, h, T{0});
-    }
-  }
-  sum_over_group(call, out, n * h);
-  if (offsets_.position < 0) return;
-  if (call.shape.context + call.shape.tokens > spec_.model.positions) {
-    throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",
-                                 spec_.model.name, call.shape.context + call.shape.tokens, spec_.model.positions));
-  }
-  const T* const positions = elements<T>(call.weights) + offsets_.position + call.shape.context * h;
-  for (int sequence = 0; sequence < call.shape.sequences; ++sequence) {
-    add<T>(positions, call.shape.tokens * h, out + sequence * call.shape.tokens * h);
-  }
-}
-
-template <class T>
-void CpuStage<T>::embedding_gradient(const SliceCall& call, const T* gradient) const {
-  const std::int64_t h = sizes_.hidden;
-  T* const words = elements<T>(call.gradients) + offsets_.word;
-  for (std::int64_t row = 0; row < call.shape.rows(); ++row) {
-    const std::int64_t token = call.tokens[row] - sizes_.first_token;
-    if (token >= 0 && token < sizes_.vocab_rows) add<T>(gradient + row * h, h, words + token * h);
-  }
-  if (offsets_.position < 0) return;
-  T* const positions = elements<T>(call.gradients) + offsets_.position + call.shape.context * h;
-  for (int sequence = 0; sequence < call.shape.sequences; ++sequence) {
-    add<T>(gradient + sequence * call.shape.tokens * h, call.shape.tokens * h, positions);
-  }
-}
-
-template <class T>
-void CpuStage<T>::head_forward(SliceCall& call, const Head& head, const OpScratch& scratch) const {
-  const std::int64_t n = call.shape.rows();
-  const std::int64_t h = sizes_.hidden;
-  const std::int64_t columns = sizes_.vocab_rows;
-  const std::int64_t stride = sizes_.vocab_columns;
-  const T* const weights = elements<T>(call.weights);
-  norm<T>(head.input, weights + offsets_.final_gain, offsets_.final_bias < 0 ? nullptr : weights + offsets_.final_bias,
-          spec_.model.rms_norm, n, h, head.statistics, head.normed);
-  gemm_nt<T>(n, columns, h, T{1}, head.normed, h, head_weights(call), h, Into::set, head.logits, stride);
-
-  row_maxima<T>(head.logits, stride, n, columns, scratch.maxima);
-  if (spec_.tensor_parallel > 1) call.tensor->all_reduce_max(scratch.maxima, n);
-  T* const targets = scratch.sums + n;
-  const auto target_in = [&](std::int64_t row) { return call.targets[row] - sizes_.first_token; };
-  const auto is_here = [columns](std::int64_t target) { return target >= 0 && target < columns; };
-  for (std::int64_t row = 0; row < n; ++row) {
-    targets[row] = is_here(target_in(row)) ? head.logits[row * stride + target_in(row)] : T{0};
-  }
-  row_exponentials<T>(head.logits, stride, n, columns, scratch.maxima, scratch.sums);
-  sum_over_group(call, scratch.sums, 2 * n);
-  double loss = 0;
-  for (std::int64_t row = 0; row < n; ++row) {
-    loss += static_cast<double>(std::log(scratch.sums[row]) + (scratch.maxima[row] - targets[row]));
-  }
-  call.loss = loss;
-
-  const T scale = static_cast<T>(call.loss_scale);
-  scale_rows<T>(head.logits, stride, n, columns, scratch.sums, scale);
-  for (std::int64_t row = 0; row < n; ++row) {
-    if (is_here(target_in(row))) head.logits[row * stride + target_in(row)] -= scale;
-  }
-}
-
-template <class T>
-void CpuStage<T>::head_input_gradient(const SliceCall& call, const OpScratch& scratch, T* out) const {
-  const std::int64_t n = call.shape.rows();
-  const std::int64_t h = sizes_.hidden;
-  const Head head = head_of(call);
-  gemm_nn<T>(n, h, sizes_.vocab_rows, head.logits, sizes_.vocab_columns, head_weights(call), h, Into::set,
-             scratch.layer.hidden, h);
-  sum_over_group(call, scratch.layer.hidden, n * h);
-  T* const gradients = elements<T>(call.gradients);
-  const T* const no_residual = nullptr;
-  norm_gradient<T>(scratch.layer.hidden, head.input, elements<T>(call.weights) + offsets_.final_gain, head.statistics,
-                   no_residual, spec_.model.rms_norm, n, h, scratch.layer.sums, out, gradients + offsets_.final_gain,
-                   offsets_.final_bias < 0 ? nullptr : gradients + offsets_.final_bias);
-}
-
-template <class T>
-void CpuStage<T>::head_weight_gradient(const SliceCall& call) const {
-  const Head head = head_of(call);
-  T* const gradient =
-      offsets_.head < 0 ? elements<T>(call.embedding_gradient) : elements<T>(call.gradients) + offsets_.head;
-  const std::int64_t h = sizes_.hidden;
-  gemm_tn<T>(sizes_.vocab_rows, h, call.shape.rows(), head.logits, sizes_.vocab_columns, head.normed, h, gradient, h);
-}
-
-template <class T>
-T* CpuStage<T>::input_of(const SliceCall& call, int layer) const {
-  if (layer < spec_.contents.layers) return kept(call, layer).activations.input;
-  return spec_.contents.head ? head_of(call).input : elements<T>(call.output);
-}
-
-template <class T>
-T* CpuStage<T>::gradient_of(const SliceCall& call, const OpScratch& scratch, int layer, bool weights_too) const {
-  if (layer < 0 && !spec_.contents.embedding) return elements<T>(call.input_gradient);
-  if (layer < 0 || weights_too) return scratch.chain[layer & 1];
-  return gradients_of(call, layer).down;
-}
-
-template <class T>
-const T* CpuStage<T>::read_gradient_of(const SliceCall& call, const OpScratch& scratch, int layer,
-                                       bool weights_too) const {
-  const bool last = layer == spec_.contents.layers - 1;
-  if (last && layer >= 0 && weights_too && !spec_.contents.head) return elements<T>(call.output_gradient);
-  return gradient_of(call, scratch, layer, weights_too);
-}
-
-template <class T>
-void CpuStage<T>::begin_forward(const SliceCall& call, const OpScratch& scratch) const {
-  compute_rotary_angles(call.shape, scratch);
-  if (spec_.contents.embedding) {
-    embed(call, input_of(call, 0));
-  } else {
-    std::copy_n(elements<T>(call.input), call.shape.rows() * sizes_.hidden, input_of(call, 0));
-  }
-}
-
-template <class T>
-void CpuStage<T>::end_forward(SliceCall& call, const OpScratch& scratch) const {
-  if (const Head head = head_of(call); head.logits != nullptr) head_forward(call, head, scratch);
-}
-
-template <class T>
-void CpuStage<T>::begin_gradient(SliceCall& call, const OpScratch& scratch, bool weights_too) const {
-  compute_rotary_angles(call.shape, scratch);
-  call.recompute_ns = 0;
-  const int last = spec_.contents.layers - 1;
-  if (spec_.contents.head) {
-    head_input_gradient(call, scratch, gradient_of(call, scratch, last, weights_too));
-  } else if (!weights_too || last < 0) {
-    std::copy_n(elements<T>(call.output_gradient), call.shape.rows() * sizes_.hidden,
-                gradient_of(call, scratch, last, weights_too));
-  }
-}
-
-template <class T>
-void CpuStage<T>::end_gradient(const SliceCall& call, const OpScratch& scratch, bool weights_too) const {
-  if (spec_.contents.embedding) embedding_gradient(call, read_gradient_of(call, scratch, -1, weights_too));
-  // Last, as W comes after I: both may add to the same word embedding.
-  if (weights_too && spec_.contents.head) head_weight_gradient(call);
-}
-
-template <class T>
-void CpuStage<T>::forward(SliceCall& call) const {
-  Carver<T> carver(call.scratch);
-  const OpScratch scratch(carver, *this, call.shape);
-  begin_forward(call, scratch);
-  for (int i = 0; i < spec_.contents.layers; ++i) {
-    Kept layer = kept(call, i);
-    if (spec_.recompute) {
-      T* const input = layer.activations.input;
-      layer = scratch.kinds[static_cast<std::size_t>(kind_of(i))].recomputed;
-      layer.activations.input = input;
-    }
-    if (call.parts != nullptr) call.parts->begin(PartPass::forward, i);
-    layer_of(call, i, scratch)
-        .forward({keys_values_of(call, i, scratch, nullptr), layer.activations, layer.inputs, scratch.layer,
-                  input_of(call, i + 1)});
-  }
-  end_forward(call, scratch);
-}
-
-template <class T>
-void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
-  Carver<T> carver(call.scratch);
-  const OpScratch scratch(carver, *this, call.shape);
-  begin_gradient(call, scratch, weights_too);
-  for (int i = spec_.contents.layers - 1; i >= 0; --i) {
-    const Layer<T> layer = layer_of(call, i, scratch);
-    Kept saved = kept(call, i);
-    const auto& of_kind = scratch.kinds[static_cast<std::size_t>(kind_of(i))];
-    LayerGradients<T> gradients = weights_too ? of_kind.gradients : gradients_of(call, i).others;
-    gradients.down = read_gradient_of(call, scratch, i, weights_too);
-    const KeysValues<T> keys_values = keys_values_of(call, i, scratch, gradients.qkv);
-    if (spec_.recompute) {
-      const auto begin = std::chrono::steady_clock::now();
-      T* const input = saved.activations.input;
-      saved = of_kind.recomputed;
-      saved.activations.input = input;
-      if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
-      layer.forward({keys_values, saved.activations, saved.inputs, scratch.layer, nullptr});
-      call.recompute_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
-    }
-    if (call.parts != nullptr) call.parts->begin(PartPass::input_gradient, spec_.contents.layers - 1 - i);
-    layer.input_gradient({keys_values, saved.activations, saved.inputs, gradients, scratch.layer,
-                          elements<T>(call.gradients), gradient_of(call, scratch, i - 1, weights_too)});
-    if (weights_too) layer.weight_gradient(saved.inputs, gradients, elements<T>(call.gradients));
-  }
-  end_gradient(call, scratch, weights_too);
-}
-
-template <class T>
-void CpuStage<T>::begin_parts(SliceCall& call, bool forward) const {
-  Carver<T> carver(call.scratch);
-  const OpScratch scratch(carver, *this, call.shape);
-  forward ? begin_forward(call, scratch) : begin_gradient(call, scratch, call.output_gradients == nullptr);
-}
-
-// Finds the tensors of the layer again for every part, as they are functions of the call.
-template <class T>
-void CpuStage<T>::run_part(const SliceCall& call, const StagePart& part) const {
-  Carver<T> carver(call.scratch);
-  const OpScratch scratch(carver, *this, call.shape);
-  const Layer<T> layer = layer_of(call, part.layer, scratch);
-  const Kept saved = kept(call, part.layer);
-  if (part.pass == PartPass::forward) {
-    if (part.part == LayerPart::attention && part.layer > 0) complete_layer(call, part.layer - 1, scratch);
-    return layer.forward_part(part.part, {keys_values_of(call, part.layer, scratch, nullptr), saved.activations,
-                                          saved.inputs, scratch.layer, input_of(call, part.layer + 1)});
-  }
-  const bool weights_too = call.output_gradients == nullptr;
-  LayerGradients<T> gradients = weights_too ? scratch.kinds[static_cast<std::size_t>(kind_of(part.layer))].gradients
-                                            : gradients_of(call, part.layer).others;
-  gradients.down = read_gradient_of(call, scratch, part.layer, weights_too);
-  if (part.pass == PartPass::weight_gradient) {
-    return layer.weight_gradient_part(part.part, saved.inputs, gradients, elements<T>(call.gradients));
-  }
-  T* const zeroed = part.part == LayerPart::attention ? gradients.qkv : nullptr;
-  layer.input_gradient_part(
-      part.part, {keys_values_of(call, part.layer, scratch, zeroed), saved.activations, saved.inputs, gradients,
-                  scratch.layer, elements<T>(call.gradients), gradient_of(call, scratch, part.layer - 1, weights_too)});
-}
-
-template <class T>
-void CpuStage<T>::complete_layer(const SliceCall& call, int layer, const OpScratch& scratch) const {
-  const Kept saved = kept(call, layer);
-  layer_of(call, layer, scratch)
-      .complete_forward({keys_values_of(call, layer, scratch, nullptr), saved.activations, saved.inputs, scratch.layer,
-                         input_of(call, layer + 1)});
-}
-
-template <class T>
-void CpuStage<T>::end_parts(SliceCall& call, bool forward) const {
-  Carver<T> carver(call.scratch);
-  const OpScratch scratch(carver, *this, call.shape);
-  if (!forward) return end_gradient(call, scratch, call.output_gradients == nullptr);
-  if (spec_.contents.layers > 0) complete_layer(call, spec_.contents.layers - 1, scratch);
-  end_forward(call, scratch);
-}
-
-template <class T>
-void CpuStage<T>::weight_gradient(SliceCall& call) const {
-  Carver<T> carver(call.scratch);
-  const OpScratch scratch(carver, *this, call.shape);
-  for (int i = spec_.contents.layers - 1; i >= 0; --i) {
-    const Gradients gradients = gradients_of(call, i);
-    const LayerInputs<T> inputs = spec_.recompute ? gradients.inputs : kept(call, i).inputs;
-    layer_of(call, i, scratch).weight_gradient(inputs, gradients.others, elements<T>(call.gradients));
-  }
-  if (spec_.contents.head) head_weight_gradient(call);
-}
+};
 
 }  // namespace
 

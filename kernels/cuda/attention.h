@@ -9,10 +9,6 @@
 
 namespace sluice::kernels::cuda {
 
-// Returns the offset of values from keys, in elements. Keys are [rows, key_width], dense, followed by the values, each
-// padded to 16 elements (kernels/carver.h). The float32 gradients have the same layout.
-constexpr std::int64_t values_after(std::int64_t rows, std::int64_t key_width) { return padded(rows * key_width); }
-
 // Keys of all slices of a microbatch, [sequences, tokens, key_width], followed by the values (values_after). A slice
 // reads those of its prefix and its own, which follow the prefix.
 struct KeyRows {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/device.h"
+#include "kernels/row_shapes.h"
 
 namespace sluice::kernels::cuda {
 
@@ -12,9 +13,6 @@ namespace sluice::kernels::cuda {
 
 // Storage of a 16-bit number of either type.
 using Half = std::uint16_t;
-
-inline constexpr std::int64_t kNormStatistics = 2;
-inline constexpr float kNormEpsilon = 1e-5F;
 
 struct NormWeights {
   const Half* gain = nullptr;
@@ -36,12 +34,7 @@ void norm_gradient(Stream& stream, Element element, const Half* gradient, const 
 void add_column_sums(Stream& stream, Element element, const Half* matrix, std::int64_t rows, std::int64_t width,
                      float* sums);
 
-// Factors of rows, in the memory of the device: that of row r is at[r * stride]. Null: none.
-struct RowFactors {
-  const float* at = nullptr;
-  std::int64_t stride = 1;
-  float* gradients = nullptr;  // of the factors, with the same stride; written by activate_gradient
-};
+using RowFactors = kernels::RowFactors<float>;
 // out = gelu(inputs + bias) in the tanh approximation. If `gated`, inputs [rows, 2 width] is the concatenation of gate
 // and up, and out = silu(gate) * up. See kernels/cpu/elementwise.h. Rows of `out` are multiplied with their factors.
 void activate(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias, std::int64_t rows,
@@ -84,13 +77,6 @@ void merge_qkv_gradients(Stream& stream, Element element, const QkvShape& shape,
 
 // out[r] = words[tokens[r] - first_token], or 0 if that is not one of vocab_rows, plus positions[r % shape.tokens]
 // unless null.
-struct EmbeddingShape {
-  std::int64_t rows = 0;
-  std::int64_t tokens = 0;  // per sequence
-  std::int64_t hidden = 0;
-  std::int64_t first_token = 0;
-  std::int64_t vocab_rows = 0;
-};
 void embed(Stream& stream, Element element, const EmbeddingShape& shape, const std::int32_t* tokens, const Half* words,
            const Half* positions, Half* out);
 // Accumulates both gradients. The order in which rows of the same token are added is not deterministic.

@@ -9,25 +9,25 @@
 
 namespace sluice::kernels::cuda {
 
-// The matrix multiplications of a linear layer, enqueued on a stream. Weights are [outputs, inputs]. All matrices are
-// dense, except where a stride, the distance between rows in elements, is given. Do nothing without rows.
+// The matrix multiplications of a linear layer, enqueued on a stream. Weights are [outputs, inputs]. Do nothing without
+// rows.
 struct Linear {
   Element element;
   Device& device;
   Stream& stream;
   GemmLibrary* library = nullptr;  // null: none
 
-  // out [rows, outputs] = x [rows, inputs] x weights^T. x_stride 0: dense.
+  // out [rows, outputs] = x [rows, inputs] x weights^T.
   void forward(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
-               Half* out, std::int64_t x_stride = 0) const;
-  void forward_to_float(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs,
-                        std::int64_t inputs, float* out) const;
-  // dx [rows, inputs] = dout [rows, outputs] x weights, or += if `add`.
+               Half* out, const LinearOptions& options = {}) const;
+  void forward_to_real(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                       float* out) const;
+  // dx [rows, inputs] = dout [rows, outputs] x weights.
   void input_gradient(const Half* dout, const Half* weights, std::int64_t rows, std::int64_t outputs,
-                      std::int64_t inputs, Half* dx, std::int64_t stride, bool add = false) const;
-  // gradient [outputs, inputs] += dout^T x, in float32. x_stride 0: dense.
+                      std::int64_t inputs, Half* dx, const LinearOptions& options = {}) const;
+  // gradient [outputs, inputs] += dout^T x, in float32.
   void weight_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
-                       float* gradient, std::int64_t x_stride = 0) const;
+                       float* gradient, const LinearOptions& options = {}) const;
 
   // With an epilogue where the library supports it, else with kernels of our own.
   // pre [rows, outputs] = x weights^T + bias, and out = gelu(pre) in the tanh approximation; bias may be null.

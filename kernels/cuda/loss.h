@@ -6,15 +6,6 @@
 
 namespace sluice::kernels::cuda {
 
-// Cross-entropy over one tensor-parallel rank's shard of the vocabulary: logits [rows, stride], of which the first
-// `columns` are those of tokens from first_token on and the rest is padding. The gradient overwrites the logits.
-struct LogitsShape {
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
-  std::int64_t stride = 0;
-  std::int64_t first_token = 0;
-};
-
 // Statistics per row; of the whole vocabulary after the all-reduce.
 struct RowSums {
   float* maxima = nullptr;

@@ -56,7 +56,7 @@ struct ResidualNorm {
       }
     });
     squares = block_sum(squares);
-    const float inverse = inverse_root(squares / static_cast<float>(width) + kNormEpsilon);
+    const float inverse = inverse_root(squares / static_cast<float>(width) + static_cast<float>(kNormEpsilon));
     if (thread() == 0) {
       statistics[kNormStatistics * block_x()] = mean;
       statistics[kNormStatistics * block_x() + 1] = inverse;

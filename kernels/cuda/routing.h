@@ -7,7 +7,7 @@
 namespace sluice::kernels::cuda {
 
 // The kernels of layers with experts besides matrix multiplications and activation functions. All functions enqueue on
-// a stream, and do nothing without rows. Symbols as in kernels/cuda/experts.h.
+// a stream, and do nothing without rows. Symbols as in kernels/expert_mlp.h.
 
 // Rows that are sent to experts: 16-bit numbers, followed by a float32 at element `tail`: its probability, or the
 // gradient of that. Rows are aligned to 16 bytes.
@@ -26,16 +26,7 @@ void choose_experts(Stream& stream, std::int64_t rows, std::int64_t experts, std
 void place_choices(Stream& stream, std::int64_t count, std::int64_t experts, const std::int32_t* choices,
                    std::int32_t* places, std::int32_t* sent);
 
-// Where the rows that were sent lie, of the shard of rows from `first` on.
-struct RoutedRows {
-  std::int64_t first = 0;
-  std::int64_t rows = 0;
-  std::int64_t k = 0;
-  std::int64_t experts = 0;
-  const float* scores = nullptr;
-  const std::int32_t* choices = nullptr;
-  const std::int32_t* places = nullptr;
-};
+using RoutedRows = kernels::RoutedRows<float>;
 // Copies each row of the shard to its k places in `out`, whose rows are `stride` apart; with its probabilities if
 // `with_scores`: out[places[r, j]] = matrix[first + r].
 void send_rows(Stream& stream, const RoutedRows& routed, const Half* matrix, std::int64_t width, bool with_scores,

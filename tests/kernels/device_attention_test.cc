@@ -53,7 +53,7 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
 
     // Keys and values of both; those of the CPU are double. Tokens after the slice are not read: they are not numbers.
     const std::int64_t tokens = of.context + of.tokens + of.after;
-    const std::int64_t values_at = cuda::values_after(of.sequences * tokens, w);
+    const std::int64_t values_at = values_after(of.sequences * tokens, w);
     Numbers numbers = random(2 * values_at);
     for (int sequence = 0; sequence < of.sequences; ++sequence) {
       const std::int64_t end = (sequence + 1) * tokens * w;
@@ -70,10 +70,10 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
                                        .values_gradient = gradients.data() + values_at,
                                        .gradient_stride = w,
                                        .tokens = tokens};
-    Carver<double> measure;
+    Carver measure;
     const cpu::AttentionScratch<double> sizes(measure);
     std::vector<std::byte> cpu_scratch(static_cast<std::size_t>(measure.bytes()));
-    Carver<double> carver(cpu_scratch.data());
+    Carver carver(cpu_scratch.data());
     const cpu::AttentionScratch<double> scratch(carver);
 
     const Numbers queries = random(n * q);

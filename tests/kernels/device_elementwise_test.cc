@@ -40,7 +40,7 @@ TEST_P(DeviceElementwise, ResidualNormEqualsCpu) {
         const Numbers gain = random(n, 0.5, 1);
         const Numbers bias = random(n);
         cuda::Half* const sum = halves(x);
-        float* const statistics = floats(kTokenRows * cuda::kNormStatistics);
+        float* const statistics = floats(kTokenRows * kNormStatistics);
         cuda::Half* const out = halves(kTokenRows * n);
         cuda::residual_norm(*stream_, element(), sum, sum, with_residual ? halves(residual) : nullptr,
                             halves(residual_bias), kTokenRows, n,
@@ -77,7 +77,7 @@ TEST_P(DeviceElementwise, FirstNormKeepsItsInput) {
     const Numbers x = random(kTokenRows * n);
     cuda::Half* const from = halves(x);
     cuda::Half* const kept = halves(kTokenRows * n);
-    float* const statistics = floats(kTokenRows * cuda::kNormStatistics);
+    float* const statistics = floats(kTokenRows * kNormStatistics);
     cuda::Half* const out = halves(kTokenRows * n);
     cuda::Half* const in_place = halves(kTokenRows * n);
     const cuda::NormWeights weights{.gain = halves(random(n)), .rms = true};
@@ -321,7 +321,7 @@ TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
 // The rank has tokens 3 to 12; some rows have other tokens, and one token occurs three times.
 TEST_P(DeviceElementwise, EmbeddingEqualsCpu) {
   for (const std::int64_t h : {std::int64_t{48}, std::int64_t{37}}) {
-    const cuda::EmbeddingShape shape{.rows = 8, .tokens = 4, .hidden = h, .first_token = 3, .vocab_rows = 10};
+    const EmbeddingShape shape{.rows = 8, .tokens = 4, .hidden = h, .first_token = 3, .vocab_rows = 10};
     const std::vector<std::int32_t> tokens = {5, 2, 12, 5, 13, 3, 5, 7};
     const Numbers words = random(10 * h);
     const Numbers positions = random(4 * h);
@@ -364,13 +364,13 @@ TEST_P(DeviceElementwise, EmbeddingEqualsCpu) {
 // A vocabulary of 300 tokens on two ranks with 256 columns each, of which 212 of the second are padding; and one of 43
 // without padding. The logits of one row are much larger than the others.
 TEST_P(DeviceElementwise, CrossEntropyOverShardsEqualsCpu) {
-  for (const std::vector<cuda::LogitsShape>& ranks : {std::vector<cuda::LogitsShape>{
-                                                          {.rows = 5, .columns = 256, .stride = 256, .first_token = 0},
-                                                          {.rows = 5, .columns = 44, .stride = 256, .first_token = 256},
-                                                      },
-                                                      {{.rows = 5, .columns = 43, .stride = 43, .first_token = 0}},
-                                                      {{.rows = 5, .columns = 43, .stride = 64, .first_token = 0},
-                                                       {.rows = 5, .columns = 0, .stride = 64, .first_token = 43}}}) {
+  for (const std::vector<LogitsShape>& ranks : {std::vector<LogitsShape>{
+                                                    {.rows = 5, .columns = 256, .stride = 256, .first_token = 0},
+                                                    {.rows = 5, .columns = 44, .stride = 256, .first_token = 256},
+                                                },
+                                                {{.rows = 5, .columns = 43, .stride = 43, .first_token = 0}},
+                                                {{.rows = 5, .columns = 43, .stride = 64, .first_token = 0},
+                                                 {.rows = 5, .columns = 0, .stride = 64, .first_token = 43}}}) {
     constexpr std::int64_t n = 5;
     constexpr float kScale = 128;
     const std::int64_t vocabulary = ranks.back().first_token + ranks.back().columns;
@@ -382,7 +382,7 @@ TEST_P(DeviceElementwise, CrossEntropyOverShardsEqualsCpu) {
     std::vector<cuda::Half*> parts;
     std::vector<cuda::RowSums> sums;
     std::int32_t* const targets_there = integers(targets);
-    for (const cuda::LogitsShape& shape : ranks) {
+    for (const LogitsShape& shape : ranks) {
       Numbers part(static_cast<std::size_t>(n * shape.stride));
       for (std::int64_t row = 0; row < n; ++row) {
         for (std::int64_t i = 0; i < shape.columns; ++i) {
@@ -424,7 +424,7 @@ TEST_P(DeviceElementwise, CrossEntropyOverShardsEqualsCpu) {
     }
     Numbers gradient(expected.size());
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const cuda::LogitsShape& shape = ranks[rank];
+      const LogitsShape& shape = ranks[rank];
       sums[rank].sums = all_there;
       float* const loss = floats(1);
       cuda::logits_gradient(*stream_, element(), shape, parts[rank], targets_there, sums[rank], kScale, loss);

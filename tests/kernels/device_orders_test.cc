@@ -37,7 +37,7 @@ class DeviceOrders : public DeviceKernels {
     constexpr std::int64_t kWidth = 600;  // three warps of chunks
     cuda::Half* const x = halves(random(kNormRows * kWidth));
     const cuda::NormWeights weights{.gain = halves(random(kWidth)), .bias = halves(random(kWidth))};
-    float* const statistics = floats(kNormRows * cuda::kNormStatistics);
+    float* const statistics = floats(kNormRows * kNormStatistics);
     cuda::Half* const normed = halves(kNormRows * kWidth);
     cuda::residual_norm(*stream_, element(), x, x, halves(random(kNormRows * kWidth)), halves(random(kWidth)),
                         kNormRows, kWidth, weights, statistics, normed);
@@ -64,7 +64,7 @@ class DeviceOrders : public DeviceKernels {
 
   void attention(std::vector<Numbers>& out) {
     const AttentionSizes shape{.tokens = 3, .heads = 2, .kv_heads = 1, .head_dim = 8, .context = 70};
-    const std::int64_t of_keys = 2 * cuda::values_after(73, shape.key_width());
+    const std::int64_t of_keys = 2 * values_after(73, shape.key_width());
     const cuda::KeyRows keys{.tokens = 73,
                              .keys = halves(random(of_keys)),
                              .keys_gradient = floats(Numbers(static_cast<std::size_t>(of_keys)))};
@@ -101,7 +101,7 @@ class DeviceOrders : public DeviceKernels {
   }
 
   void loss(std::vector<Numbers>& out) {
-    const cuda::LogitsShape shape{.rows = 3, .columns = 590, .stride = 600};
+    const LogitsShape shape{.rows = 3, .columns = 590, .stride = 600};
     cuda::Half* const logits = halves(random(shape.rows * shape.stride, 3));
     const std::int32_t* const targets = integers({5, 0, 589});
     const cuda::RowSums sums{.maxima = floats(3), .own_maxima = floats(3), .sums = floats(6), .losses = floats(3)};

@@ -155,7 +155,7 @@ class OnDevice {
             .context = of_.first_token(slice)};
   }
   std::ptrdiff_t values_at() const {
-    return cuda::values_after(std::int64_t{of_.sequences} * of_.tokens(), inputs_.keys.width);
+    return values_after(std::int64_t{of_.sequences} * of_.tokens(), inputs_.keys.width);
   }
   // Writes the keys and values up to those of a slice; those of later slices, which it does not read, are not numbers.
   cuda::KeyRows keys_up_to(std::size_t slice) {
