@@ -11,12 +11,14 @@ from sluice import _core
 TYPES = (
     "int",
     "float",
+    "bool",
+    "str",
     "str",
     "Union[str, os.PathLike[str], Mapping[str, Any]]",
     "Union[str, os.PathLike[str], Mapping[str, Any]]",
     "Sequence[int]",
+    "Sequence[float]",
     "Sequence[str]",
-    "bool",
 )
 
 HEAD = '''"""The keywords of Scenario. Written by python/write_keys.py."""
@@ -33,7 +35,6 @@ class SizeKeys(TypedDict, total=False):
 
     cost: Union[str, os.PathLike[str]]
     uniform: Union[str, Mapping[str, Any]]
-    stage_weights: Sequence[float]
     slow_rank: Mapping[int, float]
     slow_link: Mapping[tuple[int, int], float]
 '''

@@ -32,7 +32,7 @@ Subcommand add_help_command(CLI::App& app) {
   command->add_option("command", *name, "Command to describe (default: all)")->check(CLI::IsMember(names));
   return {command, [&app, name] {
             const CLI::App& described = name->empty() ? app : *app.get_subcommand(*name);
-            fmt::print("{}", help_text(command_tree(described)));
+            fmt::print("{}", help_text(command_tree(described), false));
             return kDone;
           }};
 }
@@ -49,6 +49,7 @@ std::vector<Subcommand> add_commands(CLI::App& app, const std::vector<std::strin
       "  sluice run --schedule zb-h1 --pp 2 --steps 20");
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_help_flag("-h,--help", "Print this help and exit");
+  app.set_help_all_flag("--help-all", "Print all options and exit");
   app.set_version_flag("--version", std::string("sluice ") + kVersion, "Print the version and exit");
   app.require_subcommand(1);
   const auto has = [&](std::string_view word) {

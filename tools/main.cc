@@ -25,6 +25,7 @@
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
+#include "tools/command/scenario_flags.h"
 #include "tools/commands.h"
 
 namespace sluice::tools {
@@ -171,6 +172,9 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error, std::span<cha
   for (const std::string& word : command.remaining()) {
     const std::string flag = word.substr(0, word.find('='));
     if (flag.starts_with("-")) {
+      if (const std::string refused = refused_flag(command.get_name(), flag); !refused.empty()) {
+        return report_error(refused, kWrongInput);
+      }
       return report_error(fmt::format("{}unknown flag '{}'{}", where, flag, did_you_mean(flag, option_names(command))),
                           kWrongInput);
     }
@@ -211,6 +215,9 @@ int run(int argc, char** argv) {
     return kDone;
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
+    return kDone;
+  } catch (const CLI::CallForAllHelp&) {
+    fmt::print("{}", app.help("", CLI::AppFormatMode::All));
     return kDone;
   } catch (const CLI::Success&) {  // the flag has printed what it is for
     return kDone;

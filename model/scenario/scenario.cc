@@ -10,27 +10,16 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
-#include "model/scenario/cost_file_keys.h"
-#include "model/scenario/expert_load.h"
-#include "model/scenario/graph_modules.h"
 #include "model/scenario/pipeline_layout.h"
+#include "model/scenario/setting_rules.h"
+#include "model/scenario/settings.h"
 #include "model/slicing/balanced.h"
 
 namespace sluice::model {
 namespace {
 
-constexpr std::int64_t kMost = 1'000'000'000;
 constexpr std::int64_t kMostNodes = 65536;
-constexpr std::int64_t kMostGpus = 1 << 24;
 constexpr std::int64_t kMostReplicas = 1 << 20;
-constexpr std::int64_t kMostPredictions = 1 << 10;
-const std::vector<std::string> kRecompute = {"none", "selective", "full"};
-const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
-const std::vector<std::string> kCrossEntropies = {"native", "te", "plain"};
-const std::vector<std::string> kTokenDispatchers = {"alltoall", "deepep", "hybridep"};
-const std::vector<std::string> kJointOverlaps = {"none", "experts", "all"};
-const std::vector<std::string> kSlicing = {"even", "balanced"};
-const std::vector<std::string> kPlacements = {"any", "linear", "looped", "v"};
 const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
 
 int whole(JsonReader& object, const std::string& key, std::int64_t low, std::int64_t high, std::int64_t fallback) {
@@ -64,6 +53,7 @@ class Reading {
     root_.allow("schema");
     root_.allow("name");
     root_.allow("comment");
+    read_settings("", root_, scenario_);
     read_model();
     read_predictions();
     section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
@@ -86,10 +76,7 @@ class Reading {
   }
 
   void read_model() {
-    if (!root_.has("model")) {
-      root_.allow("model");
-      return;
-    }
+    if (!root_.has("model")) return;
     JsonReader model = root_.at("model");
     if (model.json().is_string()) {
       scenario_.model = read_model_file(model);
@@ -105,12 +92,10 @@ class Reading {
 
   // The layers of multi-token prediction instead of those of the model's file.
   void read_predictions() {
-    root_.allow("mtp_num_layers");
     if (!root_.has("mtp_num_layers")) return;
     const JsonReader layers = root_.at("mtp_num_layers");
-    const int number = static_cast<int>(layers.integer(0, kMostPredictions));
     if (!scenario_.model) layers.fail("requires a model (--model)");
-    scenario_.model->mtp_layers = number;
+    scenario_.model->mtp_layers = layers.json().get<int>();
     check_transformer(*scenario_.model);
   }
 
@@ -131,7 +116,6 @@ class Reading {
   }
 
   void read_layout(JsonReader& object) {
-    object.allow("pipeline_layout");
     if (!object.has("pipeline_layout")) return;
     const JsonReader layout = object.at("pipeline_layout");
     for (const char* key : {"stage_layers", "first_stage_layers", "last_stage_layers"}) {
@@ -166,111 +150,49 @@ class Reading {
 
   void read_parallelism(JsonReader& object) {
     Training& training = scenario_.training;
-    training.pp = whole(object, "pp", 1, kMaxRanks, 0);
-    training.tp = whole(object, "tp", 1, 4096, 1);
-    training.dp = whole(object, "dp", 1, kMostReplicas, 1);
-    training.cp = whole(object, "cp", 1, 4096, 1);
+    read_settings("/parallelism", object, scenario_);
     read_gpus(object);
-    training.ep = whole(object, "ep", 1, 1 << 16, 1);
-    training.etp = whole(object, "etp", 1, 4096, 1);
-    if (object.has("cp_comm_type") && object.at("cp_comm_type").one_of(kContextExchanges) == "a2a") {
-      training.context_exchange = Training::ContextExchange::all_to_all;
-    }
-    object.allow("cp_comm_type");
-    if (object.has("joint_overlap")) {
-      const std::string word = object.at("joint_overlap").one_of(kJointOverlaps);
-      const auto found = std::find(kJointOverlaps.begin(), kJointOverlaps.end(), word);
-      training.joint_overlap = static_cast<Training::JointOverlap>(found - kJointOverlaps.begin());
-    }
-    object.allow("joint_overlap");
-    read_experts(object);
-    scenario_.chunks = whole(object, "vpp", 1, kMaxStages, 0);
-    training.sequence_parallel = object.boolean_or("sequence_parallel", false);
-    training.tp_comm_overlap = object.boolean_or("tp_comm_overlap", false);
+    read_weave(object);
+    check_expert_load(object, scenario_.model, training);
     read_zero(object);
-    training.overlap_grad_reduce = object.boolean_or("overlap_grad_reduce", false);
-    training.overlap_param_gather = object.boolean_or("overlap_param_gather", false);
     if (training.overlap_param_gather && !(training.distributed_optimizer && training.overlap_grad_reduce)) {
       object.at("overlap_param_gather").fail("requires distributed_optimizer (or zero) and overlap_grad_reduce");
     }
-    training.flash_attention = object.boolean_or("flash_attention", true);
     read_cross_entropy(object);
-    training.transformer_engine = object.boolean_or("transformer_engine", false);
-    training.grouped_experts = object.boolean_or("moe_grouped_gemm", true);
-    read_fused_experts(object, scenario_.model, training);
-    read_graphs(object, scenario_.model, training);
-    training.deferred_head_gradients = whole(object, "wgrad_deferral_limit", 0, 1 << 20, 0);
-    training.scatter_gather = object.boolean_or("scatter_gather", true);
-    training.pipeline_before_data = object.boolean_or("pipeline_before_data", false);
-    training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
-    training.gradient_copy = object.boolean_or("gradient_copy", false);
+    check_fused_experts(object, scenario_.model, training);
+    read_graph_modules(object, scenario_.model, training);
     if (training.gradient_copy && training.gradient_bytes != 4) {
       object.at("gradient_copy").fail("requires gradient_bytes 4");
     }
-    training.optimizer_bytes = whole(object, "optimizer_bytes", 3, 12, 12);
     read_offload(object);
-    training.torch_pipelining = object.boolean_or("torch_pipelining", false);
-    training.gathered_inputs = object.boolean_or("gathered_inputs", false);
-    training.fused_activation = object.boolean_or("fused_activation", true);
-    training.narrow_activation_inputs = object.boolean_or("activation_func_fp8_input_store", false);
-    read_precision(object);
-    scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
-    if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);
-    object.allow("overlap_transfers");
-    if (object.has("recompute")) {
-      const std::string word = object.at("recompute").one_of(kRecompute);
-      training.recompute =
-          static_cast<Training::Recompute>(std::find(kRecompute.begin(), kRecompute.end(), word) - kRecompute.begin());
-    }
-    object.allow("recompute");
+    check_precision(object);
     read_recompute_modules(object);
-    training.recompute_layers = whole(object, "recompute_layers", 1, 100000, 0);
     if (training.recompute_layers > 0 && training.recompute != Training::Recompute::full) {
       object.at("recompute_layers").fail("requires \"recompute\": \"full\"");
     }
-    if (object.has("stage_layers")) {
-      for (const JsonReader& layers : object.at("stage_layers").elements()) {
-        scenario_.stage_layers.push_back(static_cast<int>(layers.integer(0, 100000)));
-      }
-    }
-    object.allow("stage_layers");
     read_layout(object);
-    scenario_.first_stage_layers = whole(object, "first_stage_layers", 1, 100000, 0);
-    scenario_.last_stage_layers = whole(object, "last_stage_layers", 1, 100000, 0);
-    if (object.has("layers_per_virtual_stage")) {
-      JsonReader layers = object.at("layers_per_virtual_stage");
-      if (scenario_.chunks != 0) layers.fail("specify vpp or layers_per_virtual_stage, not both");
-      const auto n = layers.integer(1, 100000);
-      if (!scenario_.model || training.pp == 0) layers.fail("requires a model and pp");
-      const std::int64_t per_rank = n * training.pp;
-      if (scenario_.model->layers % per_rank != 0) {
-        layers.fail(fmt::format("expected a divisor of {} layers / {} ranks", scenario_.model->layers, training.pp));
-      }
-      scenario_.chunks = static_cast<int>(scenario_.model->layers / per_rank);
-    }
-    object.allow("layers_per_virtual_stage");
+    read_layers_per_chunk(object);
   }
 
-  // How the communication of experts runs.
-  void read_experts(JsonReader& object) {
-    Training& training = scenario_.training;
-    if (object.has("weave")) {
-      const JsonReader weave = object.at("weave");
-      training.weave = weave.string();
-      if (training.weave != kSearchedWeave) {
-        find_weave(training.weave, fmt::format("{}: {}", weave.source(), weave.pointer()));
-      }
+  void read_layers_per_chunk(JsonReader& object) {
+    if (!object.has("layers_per_virtual_stage")) return;
+    const JsonReader layers = object.at("layers_per_virtual_stage");
+    if (scenario_.chunks != 0) layers.fail("specify vpp or layers_per_virtual_stage, not both");
+    const int ranks = scenario_.training.pp;
+    if (!scenario_.model || ranks == 0) layers.fail("requires a model and pp");
+    const std::int64_t per_rank = layers.json().get<std::int64_t>() * ranks;
+    if (scenario_.model->layers % per_rank != 0) {
+      layers.fail(fmt::format("expected a divisor of {} layers / {} ranks", scenario_.model->layers, ranks));
     }
-    object.allow("weave");
-    if (object.has("moe_token_dispatcher")) {
-      const std::string word = object.at("moe_token_dispatcher").one_of(kTokenDispatchers);
-      const auto found = std::find(kTokenDispatchers.begin(), kTokenDispatchers.end(), word);
-      training.token_dispatcher = static_cast<Training::TokenDispatcher>(found - kTokenDispatchers.begin());
-    }
-    object.allow("moe_token_dispatcher");
-    training.fp8_dispatch = object.boolean_or("fp8_dispatch", false);
-    training.communication_sms = whole(object, "moe_communication_sms", 0, 1024, -1);
-    read_expert_load(object, scenario_.model, training);
+    scenario_.chunks = static_cast<int>(scenario_.model->layers / per_rank);
+  }
+
+  void read_weave(JsonReader& object) {
+    if (!object.has("weave")) return;
+    const JsonReader weave = object.at("weave");
+    scenario_.training.weave = weave.string();
+    if (scenario_.training.weave == kSearchedWeave) return;
+    find_weave(scenario_.training.weave, fmt::format("{}: {}", weave.source(), weave.pointer()));
   }
 
   // Throws InputError if no layer of the model has this module.
@@ -287,7 +209,6 @@ class Reading {
   }
 
   void read_recompute_modules(JsonReader& object) {
-    object.allow("recompute_modules");
     if (!object.has("recompute_modules")) return;
     const JsonReader list = object.at("recompute_modules");
     RecomputeModules modules;
@@ -303,9 +224,7 @@ class Reading {
 
   void read_cross_entropy(JsonReader& object) {
     const bool fused = object.boolean_or("fused_cross_entropy", false);
-    const std::string kernels =
-        object.has("cross_entropy_fusion_impl") ? object.at("cross_entropy_fusion_impl").one_of(kCrossEntropies) : "te";
-    object.allow("cross_entropy_fusion_impl");
+    const std::string kernels = object.string_or("cross_entropy_fusion_impl", "te");
     if (fused && kernels == "plain") {
       object.at("cross_entropy_fusion_impl").fail("excludes fused_cross_entropy: expected native or te");
     }
@@ -318,32 +237,31 @@ class Reading {
   // What is sharded over replicas. distributed_optimizer means stage 1 or more.
   void read_zero(JsonReader& object) {
     Training& training = scenario_.training;
-    const int stage = whole(object, "zero", 0, 3, -1);
-    training.distributed_optimizer = object.boolean_or("distributed_optimizer", stage > 0);
+    const int stage = object.has("zero") ? object.at("zero").json().get<int>() : -1;
+    if (!object.has("distributed_optimizer")) training.distributed_optimizer = stage > 0;
     if (stage >= 0 && training.distributed_optimizer != (stage > 0)) {
       object.at("zero").fail(fmt::format("contradicts distributed_optimizer, which is {}: expected {}",
                                          training.distributed_optimizer, stage > 0 ? "0" : "1, 2 or 3"));
     }
     training.zero = std::max(1, stage);
-    training.dp_shard = whole(object, "dp_shard", 1, kMostReplicas, 0);
-    if (training.dp_shard > 0) {
+    if (object.has("dp_shard")) {
       const JsonReader shard = object.at("dp_shard");
+      training.dp_shard = shard.json().get<int>();
       if (!training.distributed_optimizer) shard.fail("requires zero 1, 2 or 3, or distributed_optimizer");
       if (training.dp % training.dp_shard != 0) {
         shard.fail(fmt::format("expected a divisor of dp {}", training.dp));
       }
     }
-    if (const int copies = whole(object, "dp_replicate", 1, kMostReplicas, 0); copies > 0) {
+    if (object.has("dp_replicate")) {
       const JsonReader replicate = object.at("dp_replicate");
+      const int copies = replicate.json().get<int>();
       if (training.dp_shard > 0) replicate.fail("specify dp_shard or dp_replicate, not both");
       if (!training.distributed_optimizer) replicate.fail("requires zero 1, 2 or 3, or distributed_optimizer");
       if (training.dp % copies != 0) replicate.fail(fmt::format("expected a divisor of dp {}", training.dp));
       if (copies > 1) training.dp_shard = training.dp / copies;
     }
-    object.allow("reshard_after_forward");
-    if (!object.has("reshard_after_forward")) return;
-    training.reshard_after_forward = object.boolean_or("reshard_after_forward", false);
-    if (training.zero_stage() != 3) object.at("reshard_after_forward").fail("requires zero 3");
+    if (training.reshard_after_forward && training.zero_stage() != 3)
+      object.at("reshard_after_forward").fail("requires zero 3");
   }
 
   // Optimizer states in host memory.
@@ -360,19 +278,11 @@ class Reading {
     training.overlap_optimizer_offload = overlapped;
   }
 
-  void read_precision(JsonReader& object) {
-    Training& training = scenario_.training;
-    if (object.has("precision")) {
-      const std::string word = object.at("precision").one_of(precision_names());
-      const auto found = std::find(precision_names().begin(), precision_names().end(), word);
-      training.precision = static_cast<GemmPrecision>(found - precision_names().begin());
-    }
-    object.allow("precision");
-    training.narrow_parameters = object.boolean_or("fp8_param_gather", false);
+  void check_precision(JsonReader& object) {
+    const Training& training = scenario_.training;
     if (training.narrow_parameters && traits_of(training.precision).bits != 8) {
       object.at("fp8_param_gather").fail("requires a precision of 8 bits");
     }
-    training.narrow_attention = object.boolean_or("fp8_dot_product_attention", false);
     if (training.narrow_attention && traits_of(training.precision).bits > 8) {
       object.at("fp8_dot_product_attention").fail("requires a precision of 8 or 4 bits");
     }
@@ -383,11 +293,10 @@ class Reading {
 
   // The number of GPUs instead of dp.
   void read_gpus(JsonReader& object) {
-    object.allow("gpus");
     if (!object.has("gpus")) return;
     Training& training = scenario_.training;
     const JsonReader gpus = object.at("gpus");
-    const std::int64_t number = gpus.integer(1, kMostGpus);
+    const auto number = gpus.json().get<std::int64_t>();
     if (object.has("dp")) gpus.fail("specify dp or gpus, not both");
     if (training.pp == 0) gpus.fail("requires pp");
     for (const auto& [key, size] :
@@ -407,10 +316,7 @@ class Reading {
   }
 
   void read_batch(JsonReader& object) {
-    scenario_.training.micro_batch = whole(object, "micro_batch", 1, 1 << 20, 1);
-    scenario_.microbatches = whole(object, "microbatches", 1, kMost, 0);
-    scenario_.global_batch = object.integer_or("global_batch", 1, kMost, 0);
-    scenario_.training.sequence_length = object.integer_or("sequence_length", 1, std::int64_t{1} << 30, 0);
+    read_settings("/batch", object, scenario_);
     scenario_.shape.sequences = scenario_.training.micro_batch;
     if (scenario_.global_batch == 0) return;
     const std::int64_t each = std::int64_t{scenario_.training.micro_batch} * scenario_.training.dp;
@@ -467,7 +373,6 @@ class Reading {
   }
 
   void read_kernel_times() {
-    root_.allow("kernel_times");
     if (!root_.has("kernel_times")) return;
     const JsonReader times = root_.at("kernel_times");
     if (scenario_.cost != CostKind::analytic || !scenario_.cluster) {
@@ -482,7 +387,6 @@ class Reading {
   }
 
   void read_correction() {
-    root_.allow("calibration");
     if (!root_.has("calibration")) return;
     const JsonReader calibration = root_.at("calibration");
     scenario_.correction = calibration.json().is_string() ? model::read_correction(resolved(calibration.string()))
@@ -490,7 +394,6 @@ class Reading {
   }
 
   void read_software() {
-    root_.allow("software");
     if (!root_.has("software")) {
       if (scenario_.cluster) scenario_.software = load_software("megatron-lm");
       return;
@@ -516,10 +419,9 @@ class Reading {
       return;
     }
     scenario_.schedule = named_schedule(schedule.string_or("name", "1f1b"));
-    scenario_.group = whole(schedule, "group", 1, kMost, 0);
-    scenario_.batches = whole(schedule, "batches", 1, kMost, 0);
+    read_settings("/schedule", schedule, scenario_);
     read_automatic(schedule);
-    const int slices = whole(schedule, "slices", 1, kMaxSlices, 0);
+    const int slices = schedule.has("slices") ? schedule.at("slices").json().get<int>() : 0;
     if (schedule.has("slice_lengths")) {
       JsonReader lengths = schedule.at("slice_lengths");
       scenario_.shape.slice_lengths.clear();
@@ -539,8 +441,6 @@ class Reading {
     } else {
       cut(schedule, std::max(1, slices));
     }
-    schedule.allow("slice_lengths");
-    schedule.allow("slicing");
     schedule.finish();
   }
 
@@ -550,19 +450,18 @@ class Reading {
       if (schedule.has(key) && scenario_.schedule != kAutomatic) {
         schedule.at(key).fail("only valid for the automatic schedule (auto)");
       }
-      schedule.allow(key);
     }
     if (schedule.has("memory_cap")) {
       const JsonReader cap = schedule.at("memory_cap");
       choices.cap = parse_memory_cap(cap.string(), fmt::format("{}: {}", cap.source(), cap.pointer()));
     }
-    if (schedule.has("placement")) choices.placement = schedule.at("placement").one_of(kPlacements);
-    choices.seconds = schedule.number_or("time_budget_s", 0, 1e6, choices.seconds);
+    choices.placement = schedule.string_or("placement", choices.placement);
+    if (schedule.has("time_budget_s")) choices.seconds = schedule.at("time_budget_s").json().get<double>();
   }
 
   // Slices of equal FLOPs, in multiples that suit attention kernels if the sequence is long enough, or of equal length.
   void cut(JsonReader& schedule, int slices) {
-    const bool balanced = schedule.has("slicing") && schedule.at("slicing").one_of(kSlicing) == "balanced";
+    const bool balanced = schedule.string_or("slicing", "even") == "balanced";
     if (!balanced) return cut_evenly(slices);
     const std::int64_t sequence = scenario_.training.sequence_length;
     if (!scenario_.model || sequence == 0) {
@@ -592,10 +491,7 @@ class Reading {
 
   void read_cost() {
     scenario_.cost = scenario_.model ? CostKind::analytic : CostKind::uniform;
-    if (!root_.has("cost")) {
-      root_.allow("cost");
-      return;
-    }
+    if (!root_.has("cost")) return;
     JsonReader cost = root_.at("cost");
     std::string kind;
     if (cost.json().is_string()) {
@@ -608,9 +504,26 @@ class Reading {
     if (scenario_.cost == CostKind::uniform) read_uniform(cost);
     if (scenario_.cost == CostKind::fitted) {
       scenario_.cost_file = resolved(cost.string("file"));
-      if (root_.has("parallelism")) check_cost_file_keys(root_.at("parallelism"));
+      check_cost_file_keys();
     }
     cost.finish();
+  }
+
+  // Throws InputError for a key that changes only times of ops, which with a cost file are those of its measurements,
+  // and has a value other than its default.
+  void check_cost_file_keys() {
+    for (const Setting& row : settings()) {
+      const nlohmann::json::json_pointer place{std::string(row.pointer)};
+      if (!row.analytic || !root_.json().contains(place)) continue;
+      const Json& value = root_.json().at(place);
+      const Json fallback = Json::parse(row.fallback, nullptr, false);
+      if (value.is_null() || (!fallback.is_discarded() && value == fallback)) continue;
+      JsonReader(value, root_.source(), std::string(row.pointer))
+          .fail("only valid with the analytic cost, since the times of a cost file do not depend on it: expected " +
+                (fallback.is_discarded() ? "none" : fallback.dump()));
+    }
+    if (scenario_.training.joint_overlap != Training::JointOverlap::all) return;
+    root_.at("parallelism").at("joint_overlap").fail("expected none or experts with a cost file");
   }
 
   void read_uniform(JsonReader& cost) {

@@ -22,7 +22,7 @@ _NAMES = {
     for name in names.split(",")
 }
 
-_WHOLE_LIST = 5  # of ScenarioValueKind
+_WHOLE_LIST = 7  # of SettingKind
 _KINDS = {name.strip()[2:]: kind for names, _, kind, _ in _core.scenario_keys() for name in names.split(",")}
 
 

@@ -12,7 +12,6 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "python/src/bindings.h"
-#include "tools/command/scenario_flag_rows.h"
 #include "tools/command/scenario_flags.h"
 
 namespace nb = nanobind;
@@ -95,8 +94,9 @@ void bind_scenario(nb::module_& module) {
       .def_prop_ro("notes", &ScenarioDocument::notes);
   module.def("scenario_keys", [] {
     std::vector<std::tuple<std::string, std::string, int, std::string>> out;
-    for (const ScenarioFlagRow& row : scenario_flag_rows()) {
-      out.emplace_back(row.names, row.pointer, static_cast<int>(row.kind), row.help);
+    for (const Setting& row : settings()) {
+      if (row.flags.empty() || row.kind == SettingKind::other) continue;
+      out.emplace_back(row.flags, row.pointer, static_cast<int>(row.kind), row.full_help());
     }
     return out;
   });

@@ -18,7 +18,7 @@ void try_flags(std::string_view text) {
   for (std::string word; flags >> word;) words.insert(words.begin(), word);  // CLI11 takes them in reverse
   const std::string_view scenario = text.substr(std::min(line + 1, text.size()));
   CLI::App app;
-  const tools::ScenarioFlags parsed(app);
+  const tools::ScenarioFlags parsed(app, model::kSimulate);
   try {
     app.parse(words);
   } catch (const CLI::ParseError&) {

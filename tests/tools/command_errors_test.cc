@@ -68,7 +68,8 @@ TEST(CommandErrors, WrongUsage) {
       {"simulate --explain-memory 0", "simulate: --explain-memory: write the rank after '=', as in --explain-memory=0"},
       {"simulate a.json --explain 3", "simulate: --explain: write the stage after '=', as in --explain=3"},
       {"simulate --explain 0 a.json", "simulate: --explain: write the stage after '=', as in --explain=0"},
-      {"schedule 1f1b --schedule zb-v", "schedule: specify a name or --schedule, not both, got '1f1b' and 'zb-v'"},
+      {"schedule 1f1b --schedule zb-v",
+       "schedule: --schedule has no effect on this command; flag of simulate, weave, run, profile --like"},
       {"schedule 1f1 --pp 2",
        "there is no schedule family '1f1'; did you mean '1f1b'? ('sluice schedules' lists them)"},
       {"simulate seq1f1b --pp 2", "seq1f1b: expected a scenario file; --schedule seq1f1b selects the schedule family"},
@@ -400,7 +401,8 @@ TEST(CommandErrors, FlagsDoNotHideWrongTypes) {
     SCOPED_TRACE(text);
     write(folder, "s.json", text);
     for (const char* command : {"simulate", "plan", "slice", "run", "validate", "profile"}) {
-      const CommandResult result = run_sluice({command, file, "--pp", "2", "--schedule", "1f1b"});
+      const char* const family = std::string(command) == "slice" ? "--for" : "--schedule";
+      const CommandResult result = run_sluice({command, file, "--pp", "2", family, "1f1b"});
       EXPECT_EQ(result.exit_code, 2) << command;
       EXPECT_EQ(result.err.find("sluice: " + file + ": " + message), 0U) << command << ": " << result.err;
     }

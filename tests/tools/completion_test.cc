@@ -42,7 +42,7 @@ TEST(Completion, ManPageAndScriptsContainEveryFlag) {
   const std::string fish = test::run_sluice({"completion", "fish"}).out;
   std::size_t count = 0;
   for (const char* command : {"schedules", "schedule", "simulate", "completion"}) {
-    const test::CommandResult help = test::run_sluice({command, "--help"});
+    const test::CommandResult help = test::run_sluice({command, "--help-all"});
     ASSERT_EQ(help.exit_code, 0);
     EXPECT_THAT(page, HasSubstr(std::string(".SS sluice ") + command));
     for (const std::string& flag : flags_in(help.out)) {

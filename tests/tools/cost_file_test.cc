@@ -42,7 +42,7 @@ TEST_F(CostFiles, SettingsWithoutEffectOnTheirTimesAreErrors) {
   const std::pair<const char*, const char*> cases[] = {
       {"--expert-imbalance 1.5", "expected 1, got 1.5"},
       {"--moe-token-dispatcher deepep", "expected \"alltoall\", got \"deepep\""},
-      {"--moe-communication-sms 20", "expected 0, got 20"},
+      {"--moe-communication-sms 20", "expected none, got 20"},
       {"--fp8-dispatch", "expected false, got true"},
       {"--fused-grouped-mlp", "expected false, got true"},
       {"--cuda-graph-impl full_iteration", "expected \"none\", got \"full_iteration\""},

@@ -98,7 +98,7 @@ TEST(ReportCommand, SchedulesAreNamedByTheirFilesOrAuto) {
     return std::pair(between(read_file(path), "<title>", "</title>"), result.out);
   };
   // The family that the file specifies, or that it was made from, is not its name.
-  ASSERT_EQ(run_sluice({"schedule", "--schedule", "zb-h1", "--pp", "2", "--microbatches", "3", "--output",
+  ASSERT_EQ(run_sluice({"schedule", "zb-h1", "--pp", "2", "--microbatches", "3", "--output",
                         folder.path("mine.v2.json")})
                 .exit_code,
             0);

@@ -239,7 +239,7 @@ TEST(RunCommand, GraphsAreOnlyPredicted) {
   write_file_whole(file, R"({"schema": "sluice.scenario/1", "batch": {"microbatches": 4},
                        "parallelism": {"pp": 2, "cuda_graph_impl": "full_iteration"}})");
   EXPECT_THAT(run("run " + file + " --steps 1").err, HasSubstr("run ignores /parallelism/cuda_graph_impl"));
-  EXPECT_THAT(run(kExpertRun + "--cuda-graph-impl local").err, HasSubstr("unknown flag"));
+  EXPECT_THAT(run(kExpertRun + "--cuda-graph-impl local").err, HasSubstr("run: --cuda-graph-impl has no effect"));
 }
 
 TEST(RunCommand, WeavesWithoutEffectAreReported) {
@@ -267,7 +267,7 @@ TEST(RunCommand, WeavesWithoutEffectAreReported) {
 
 // Values that runs refuse with a reason are not offered.
 TEST(RunCommand, HelpShowsWhatRunsTake) {
-  const std::string help = run("run --help").out;
+  const std::string help = run("run --help-all").out;
   EXPECT_THAT(help, HasSubstr("--joint-overlap {none,experts}"));
   EXPECT_THAT(help, HasSubstr("{none,full}"));
   EXPECT_EQ(help.find("search (the"), std::string::npos);
@@ -280,12 +280,12 @@ TEST(RunCommand, InvalidFlagsAreReported) {
     EXPECT_THAT(result.out, IsEmpty()) << arguments;
     return result.err;
   };
-  EXPECT_EQ(error(kTinyRun + "--sequence-parallel", 2), "sluice: run: unknown flag '--sequence-parallel'\n");
+  EXPECT_EQ(error(kTinyRun + "--sequence-parallel", 2), "sluice: run: --sequence-parallel has no effect on this command; flag of simulate, slice\n");
   EXPECT_THAT(error(kTinyRun + "--ep 2 --dp 2", 2), HasSubstr("expert-parallel size 2, but there are no experts"));
   EXPECT_THAT(error(kExpertRun + "--ep 2", 2), HasSubstr("expert-parallel size 2, expected a divisor of 1"));
   EXPECT_THAT(error(kExpertRun + "--ep 3 --dp 3", 2),
               HasSubstr("experts (4) must be a multiple of the expert-parallel size (3)"));
-  EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("unknown flag '--etp'"));
+  EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("--etp: runs do not support it: expected 1, got 2"));
   EXPECT_THAT(error(kExpertRun + "--weave dualpip", 2), HasSubstr("did you mean 'dualpipe'"));
   EXPECT_THAT(error(kExpertRun + "--dp 2 --ep 2 --weave search", 2),
               HasSubstr("runs do not support a weave that is searched (/parallelism/weave)"));

@@ -223,8 +223,8 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
   // The lengths are what the command finds.
   EXPECT_THAT(error_of(uniform + "--balanced --slices 2 --slice-lengths 32,32"),
-              HasSubstr("unknown flag '--slice-lengths'"));
-  EXPECT_THAT(error_of(uniform + "--slicing even"), HasSubstr("unknown flag '--slicing'"));
+              HasSubstr("slice: --slice-lengths has no effect"));
+  EXPECT_THAT(error_of(uniform + "--slicing even"), HasSubstr("slice: --slicing has no effect"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("excludes --slices"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 -1"), HasSubstr("--algorithm1"));
   EXPECT_THAT(error_of(uniform + "--granularity 0"), HasSubstr("--granularity"));

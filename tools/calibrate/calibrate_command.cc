@@ -101,7 +101,7 @@ Subcommand add_calibrate_command(CLI::App& app) {
   add_output(*command, "-o,--output", options->request.output, "File, folder or prefix of the results (default: none)");
   command->add_flag("--json", options->request.json,
                     "Print one JSON document (sluice.calibrated/1; kernel times: sluice.kernel_times/1)");
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kComplete);
   ScenarioFlags::add_imports(*command, options->scenario, "--scenario");
   return {command, [options] { return calibrate_command(*options); }};
 }

@@ -19,6 +19,7 @@ struct OptionEntry {
   bool files = false;              // the value may be a file
   bool repeated = false;           // takes several values
   bool required = false;
+  bool common = true;  // part of the short help
 };
 
 // A command with its options and subcommands, as plain data from which the help, the manual page and the completion

@@ -89,10 +89,45 @@ std::string grouped_text(const std::vector<Entry>& entries, const Text& text) {
   return out;
 }
 
+// Returns a description without its default and details, at most `columns` long.
+std::string clause(const std::string& description, std::size_t columns) {
+  std::string out = description.substr(0, std::min({description.find(" (default"), description.find(" (required"),
+                                                    description.find("; "), description.find(". ")}));
+  while (out.size() > columns) {
+    const std::size_t end = std::max(out.rfind(", ") + 1, out.rfind(" (") + 1);
+    if (end == 0) return wrapped(out, columns - 4).front() + " ...";
+    const std::string_view before = std::string_view(out).substr(0, end - 1);
+    const bool inside = std::count(before.begin(), before.end(), '(') > std::count(before.begin(), before.end(), ')');
+    out.resize(inside ? out.rfind(" (") : end - 1);
+  }
+  return out;
+}
+
+std::string short_help(const CommandEntry& command) {
+  constexpr std::size_t kColumn = 28;
+  const std::size_t own = command.description.find("\n\n", command.description.find("Examples:"));
+  std::string out = usage(command) + "\n" + paragraphs(command.description.substr(0, own)) + "\nOptions:\n";
+  const auto add = [&](OptionEntry option) {
+    if (option.names.size() > 1) option.names.resize(option.names[0].starts_with("--") ? 1 : 2);  // without aliases
+    option.closed = false;
+    out += entry_text(name_text(option), clause(option.description, kLineColumns - kColumn), kColumn);
+  };
+  int hidden = 0;
+  for (const OptionEntry& operand : command.operands) add(operand);
+  for (const OptionEntry& option : command.options) option.common ? add(option) : static_cast<void>(++hidden);
+  out += fmt::format("\n'sluice {} --help-all' has {} more options, all ranges and all defaults.\n",
+                     last_word(command.path), hidden);
+  return command.footer.empty() ? out : out + paragraphs(command.footer);
+}
+
 }  // namespace
 
-std::string help_text(const CommandEntry& command) {
+std::string help_text(const CommandEntry& command, bool all) {
   constexpr std::size_t kCommandColumn = 14;
+  const bool brief =
+      !all && command.subcommands.empty() &&
+      !std::all_of(command.options.begin(), command.options.end(), [](const auto& each) { return each.common; });
+  if (brief) return short_help(command);
   const auto option_text = [](const OptionEntry& option) {
     return entry_text(name_text(option), option.description, kTextColumn);
   };
@@ -107,8 +142,8 @@ std::string help_text(const CommandEntry& command) {
   return out;
 }
 
-std::string HelpFormatter::make_help(const CLI::App* app, std::string /*name*/, CLI::AppFormatMode /*mode*/) const {
-  return help_text(command_tree(*app));
+std::string HelpFormatter::make_help(const CLI::App* app, std::string /*name*/, CLI::AppFormatMode mode) const {
+  return help_text(command_tree(*app), mode == CLI::AppFormatMode::All);
 }
 
 }  // namespace sluice::tools

@@ -8,8 +8,9 @@
 namespace sluice::tools {
 
 // Returns the text of `--help`: usage, description, operands, options by group, and one line per subcommand. Lines are
-// wrapped to 100 columns, except examples (indented lines of the description).
-std::string help_text(const CommandEntry& command);
+// wrapped to 100 columns, except examples (indented lines of the description). The short form has the common options, a
+// line each, and the first paragraph of the description with its examples.
+std::string help_text(const CommandEntry& command, bool all);
 
 // Makes CLI11 print `help_text`.
 class HelpFormatter : public CLI::FormatterBase {

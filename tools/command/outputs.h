@@ -7,6 +7,10 @@
 
 namespace sluice::tools {
 
+// Headings of a command's own options that the short help leaves out.
+inline constexpr const char* kRareGroup = "Other options";
+inline constexpr const char* kFailures = "Failures";
+
 // The types of options with files that the command writes or reads, and of names that may also be a file.
 inline constexpr const char* kWrittenFile = "FILE";
 inline constexpr const char* kReadFile = "FILE:read";

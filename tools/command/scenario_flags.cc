@@ -13,9 +13,9 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/scenario/settings.h"
 #include "model/schedule/family.h"
 #include "tools/command/outputs.h"
-#include "tools/command/scenario_flag_rows.h"
 
 namespace sluice::tools {
 
@@ -28,11 +28,11 @@ std::string path_of_flag(const std::string& path, const std::string& file) {
   return file.empty() ? path : std::filesystem::absolute(path).string();
 }
 
-std::string text_value(const ScenarioFlagRow& row, const std::string& text, const std::string& file) {
+std::string text_value(const Setting& row, const std::string& text, const std::string& file) {
   std::error_code error;
   const bool path =
-      row.kind == ScenarioValueKind::path ||
-      (row.kind == ScenarioValueKind::name && (names_file(text) || std::filesystem::is_regular_file(text, error)));
+      row.kind == SettingKind::path ||
+      (row.kind == SettingKind::name && (names_file(text) || std::filesystem::is_regular_file(text, error)));
   return path ? path_of_flag(text, file) : text;
 }
 
@@ -70,24 +70,29 @@ void check_sections(const Json& document, const std::string& source) {
 }
 
 // Throws InputError unless a value of the file, which a flag replaces, has a type that the flag's key may have.
-void check_replaced(const ScenarioFlagRow& row, const Json& value, const std::string& source) {
+void check_replaced(const Setting& row, const Json& value, const std::string& source) {
   const auto require = [&](bool good, const char* expected) {
-    if (!good && !value.is_null()) JsonReader(value, source, row.pointer).fail(std::string("expected ") + expected);
+    if (!good && !value.is_null()) {
+      JsonReader(value, source, std::string(row.pointer)).fail(std::string("expected ") + expected);
+    }
   };
   switch (row.kind) {
-    case ScenarioValueKind::whole: return require(value.is_number_integer(), "a whole number");
-    case ScenarioValueKind::real: return require(value.is_number(), "a number");
-    case ScenarioValueKind::text:
-    case ScenarioValueKind::name: return require(value.is_string() || value.is_object(), "a string");
-    case ScenarioValueKind::path: return require(value.is_string() || value.is_object(), "a file or an object");
-    case ScenarioValueKind::whole_list:
-    case ScenarioValueKind::text_list: return require(value.is_array(), "an array");
-    case ScenarioValueKind::yes: return require(value.is_boolean(), "true or false");
+    case SettingKind::whole: return require(value.is_number_integer(), "a whole number");
+    case SettingKind::real: return require(value.is_number(), "a number");
+    case SettingKind::word:
+    case SettingKind::text:
+    case SettingKind::name: return require(value.is_string() || value.is_object(), "a string");
+    case SettingKind::path: return require(value.is_string() || value.is_object(), "a file or an object");
+    case SettingKind::wholes:
+    case SettingKind::reals:
+    case SettingKind::words: return require(value.is_array(), "an array");
+    case SettingKind::yes: return require(value.is_boolean(), "true or false");
+    case SettingKind::other: return;
   }
 }
 
-Json& place_of(Json& document, const std::string& pointer) {
-  const Json::json_pointer place(pointer);
+Json& place_of(Json& document, std::string_view pointer) {
+  const Json::json_pointer place{std::string(pointer)};
   const Json::json_pointer above = place.parent_pointer();
   Json* parent = above.empty() ? &document : &document[above];
   const bool element = parent->is_array() && place.back().find_first_not_of("0123456789") == std::string::npos;
@@ -110,56 +115,24 @@ Json& slow_list(Json& document, const char* key, const std::string& source) {
 
 // Returns the flag that sets the scenario key at `pointer`, or a key that it is an element of; "" if there is none.
 std::string flag_of(const std::string& pointer) {
-  constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{"/cost/stage_weights", "--stage-weights"},
-                                                                       {"/cost/file", "--cost"},
-                                                                       {"/cost/kind", "--cost"},
-                                                                       {"/cost", "--uniform"},
-                                                                       {"/perturbation/slow_ranks", "--slow-rank"},
-                                                                       {"/perturbation/slow_links", "--slow-link"}};
   std::string_view flag;
   std::size_t longest = 0;
-  for (const ScenarioFlagRow& row : scenario_flag_rows()) {
-    const std::string_view place = row.pointer;
-    if (!is_within(pointer, place) || place.size() <= longest) continue;
-    longest = place.size();
-    flag = row.names;
+  for (const Setting& row : settings()) {
+    if (row.flags.empty() || !is_within(pointer, row.pointer) || row.pointer.size() <= longest) continue;
+    longest = row.pointer.size();
+    flag = row.flag();
   }
-  if (longest > 0) return std::string(flag.substr(0, flag.find(',')));
-  for (const auto& [place, name] : kOthers) {
-    if (is_within(pointer, place)) return std::string(name);
-  }
-  return "";
+  if (flag == "--cost" && pointer != "/cost/file" && pointer != "/cost/kind") return "--uniform";
+  return std::string(flag);
 }
 
-// Keys that exclude each other: setting one removes the other.
-struct Alternative {
-  std::string_view one;
-  std::string_view other;
-};
-constexpr Alternative kAlternatives[] = {
-    {"/schedule/slices", "/schedule/slice_lengths"},
-    {"/schedule/slice_lengths", "/schedule/slices"},
-    {"/schedule/slicing", "/schedule/slice_lengths"},
-    {"/batch/microbatches", "/batch/global_batch"},
-    {"/batch/global_batch", "/batch/microbatches"},
-    {"/cluster/name", "/cluster/node"},
-    {"/parallelism/dp", "/parallelism/gpus"},
-    {"/parallelism/gpus", "/parallelism/dp"},
-    {"/parallelism/zero", "/parallelism/distributed_optimizer"},
-    {"/parallelism/distributed_optimizer", "/parallelism/zero"},
-    {"/parallelism/dp_shard", "/parallelism/dp_replicate"},
-    {"/parallelism/dp_replicate", "/parallelism/dp_shard"},
-    {"/parallelism/pipeline_layout", "/parallelism/stage_layers"},
-    {"/parallelism/pipeline_layout", "/parallelism/first_stage_layers"},
-    {"/parallelism/pipeline_layout", "/parallelism/last_stage_layers"},
-    {"/parallelism/stage_layers", "/parallelism/pipeline_layout"},
-};
-
-void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {
-  for (const auto& [one, other] : kAlternatives) {
-    if (set != one || also_set(other)) continue;
-    const Json::json_pointer place{std::string(other)};
-    if (document.contains(place)) document[place.parent_pointer()].erase(place.back());
+// Removes the keys of a document that setting the key at a pointer replaces.
+void drop_alternatives(Json& document, std::string_view set, const auto& also_set) {
+  const Setting* const row = find_setting(set);
+  if (row == nullptr) return;
+  for (const std::string& other : split_words(row->drops)) {
+    const Json::json_pointer place(other);
+    if (!also_set(other) && document.contains(place)) document[place.parent_pointer()].erase(place.back());
   }
 }
 
@@ -197,101 +170,59 @@ Slow parse_slow(const char* flag, const std::string& text, std::size_t num_ranks
 
 struct ScenarioFlags::Values {
   struct Flag {
-    const ScenarioFlagRow* row = nullptr;
+    const Setting* row = nullptr;
     CLI::Option* option = nullptr;
     std::int64_t whole = 0;
     double real = 0;
     std::string text;
     std::vector<std::int64_t> wholes;
+    std::vector<double> reals;
     std::vector<std::string> texts;
     bool yes = false;
   };
-  std::list<Flag> flags;  // CLI11 keeps pointers into it
-  std::string uniform;
-  std::vector<double> stage_weights;
-  std::string cost;
-  std::vector<std::string> slow_ranks;
-  std::vector<std::string> slow_links;
-  bool sets_gpus = true;  // otherwise the command has its own number of GPUs
-  CLI::Option* uniform_option = nullptr;
-  CLI::Option* weights_option = nullptr;
-  CLI::Option* cost_option = nullptr;
+  std::list<Flag> flags;   // CLI11 keeps pointers into it
+  bool sets_gpus = false;  // otherwise the command has its own number of GPUs
 };
 
-ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view> without)
+namespace {
+
+CLI::Option* add_flag(CLI::App& command, auto& flag) {
+  const std::string names(flag.row->flags);
+  const std::string help = flag.row->full_help();
+  const auto list = [](CLI::Option* option) { return option->delimiter(',')->allow_extra_args(false); };
+  switch (flag.row->kind) {
+    case SettingKind::whole: return command.add_option(names, flag.whole, help);
+    case SettingKind::real: return command.add_option(names, flag.real, help);
+    case SettingKind::word:
+      return command.add_option(names, flag.text, help)->type_name(fmt::format("TEXT:{{{}}}", flag.row->words));
+    case SettingKind::text: return command.add_option(names, flag.text, help);
+    case SettingKind::name: return command.add_option(names, flag.text, help)->type_name(kNameOrFile);
+    case SettingKind::path: return command.add_option(names, flag.text, help)->type_name(kReadFile);
+    case SettingKind::wholes: return list(command.add_option(names, flag.wholes, help));
+    case SettingKind::reals: return list(command.add_option(names, flag.reals, help));
+    case SettingKind::words: return list(command.add_option(names, flag.texts, help));
+    case SettingKind::yes: return command.add_flag(names, flag.yes, help);
+    case SettingKind::other: break;
+  }
+  if (flag.row->pointer == "/cost") return command.add_option(names, flag.text, help)->type_name(kNameOrFile);
+  if (flag.row->pointer == "/cost/f") return command.add_option(names, flag.text, help);
+  return command.add_option(names, flag.texts, help)->expected(1)->take_all();  // of a perturbation
+}
+
+}  // namespace
+
+ScenarioFlags::ScenarioFlags(CLI::App& command, Commands reader, std::span<const std::string_view> without)
     : values_(std::make_unique<Values>()) {
-  const auto left_out = [&](std::string_view names) {
-    return std::find(without.begin(), without.end(), names.substr(0, names.find(','))) != without.end();
-  };
-  for (const ScenarioFlagRow& row : scenario_flag_rows()) {
-    if (left_out(row.names)) {
-      if (std::string_view(row.pointer) == "/parallelism/gpus") values_->sets_gpus = false;
-      continue;
-    }
+  for (const Setting& row : settings()) {
+    const bool refused = (row.refuses & reader) != 0 && !row.flags.empty();
+    if ((row.offers & reader) == 0 && !refused) continue;
+    if (std::find(without.begin(), without.end(), row.flag()) != without.end()) continue;
+    if (row.pointer == "/parallelism/gpus") values_->sets_gpus = !refused;
     Values::Flag& flag = values_->flags.emplace_back();
     flag.row = &row;
-    switch (row.kind) {
-      case ScenarioValueKind::whole: flag.option = command.add_option(row.names, flag.whole, row.help); break;
-      case ScenarioValueKind::real: flag.option = command.add_option(row.names, flag.real, row.help); break;
-      case ScenarioValueKind::text: flag.option = command.add_option(row.names, flag.text, row.help); break;
-      case ScenarioValueKind::name:
-      case ScenarioValueKind::path:
-        flag.option = command.add_option(row.names, flag.text, row.help)
-                          ->type_name(row.kind == ScenarioValueKind::path ? kReadFile : kNameOrFile);
-        break;
-      case ScenarioValueKind::whole_list:
-        flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',')->allow_extra_args(false);
-        break;
-      case ScenarioValueKind::text_list:
-        flag.option = command.add_option(row.names, flag.texts, row.help)->delimiter(',')->allow_extra_args(false);
-        break;
-      case ScenarioValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
-    }
-    flag.option->group(row.group);
-    if (*row.words != '\0') flag.option->type_name(fmt::format("TEXT:{{{}}}", row.words));
+    flag.option = add_flag(command, flag);
+    flag.option->group(refused ? "" : std::string(row.group));  // it can only take back what a file sets
   }
-  if (!left_out("--uniform")) add_uniform(command);
-  if (!left_out("--cost")) {
-    values_->cost_option =
-        command
-            .add_option("--cost", values_->cost,
-                        "Cost model: analytic, uniform, or a cost file from 'sluice fit' (default: analytic with a "
-                        "model, uniform without)")
-            ->type_name(kNameOrFile)
-            ->group(flag_groups::kCost);
-  }
-  if (!left_out("--slow-rank")) add_slow(command);
-}
-
-void ScenarioFlags::add_uniform(CLI::App& command) {
-  values_->uniform_option =
-      command
-          .add_option("--uniform", values_->uniform,
-                      "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,fb=X][,comm=X], each 0 to 1e8; "
-                      "f=4:5:6 lists the slices (default: f=1,b=1,w=1,comm=0; fb: the sum of its ops)")
-          ->group(flag_groups::kCost);
-  values_->weights_option = command
-                                .add_option("--stage-weights", values_->stage_weights,
-                                            "Relative work of each stage with --uniform, as a,b,c (default: all 1)")
-                                ->delimiter(',')
-                                ->allow_extra_args(false)
-                                ->group(flag_groups::kCost);
-}
-
-void ScenarioFlags::add_slow(CLI::App& command) {
-  command
-      .add_option("--slow-rank", values_->slow_ranks,
-                  "R=X: multiply the compute time of rank R by X, 1e-6 to 1e6; repeatable (default: none)")
-      ->expected(1)
-      ->take_all()
-      ->group(flag_groups::kPerturbation);
-  command
-      .add_option("--slow-link", values_->slow_links,
-                  "A-B=X: multiply the transfer time between ranks A and B by X, 1e-6 to 1e6; repeatable "
-                  "(default: none)")
-      ->expected(1)
-      ->take_all()
-      ->group(flag_groups::kPerturbation);
 }
 
 ScenarioFlags::~ScenarioFlags() = default;
@@ -339,39 +270,16 @@ nlohmann::json ScenarioFlags::file_document(const std::string& file) {
   return document;
 }
 
-nlohmann::json ScenarioFlags::document(const std::string& file) const {
-  Json document = file_document(file);
-  const auto given = [&](const std::string_view pointer) {
-    return std::any_of(values_->flags.begin(), values_->flags.end(),
-                       [&](const auto& flag) { return flag.option->count() > 0 && pointer == flag.row->pointer; });
-  };
-  for (const Values::Flag& flag : values_->flags) {
-    if (flag.option->count() == 0) continue;
-    if (given("/model") && std::string_view(flag.row->pointer).starts_with("/model/")) {
-      throw InputError(fmt::format("--model and {0} exclude each other: {0} describes a model without a file",
-                                   flag.option->get_name()));
-    }
-    Json& value = place_of(document, flag.row->pointer);
-    if (!file.empty()) check_replaced(*flag.row, value, file);
-    switch (flag.row->kind) {
-      case ScenarioValueKind::whole: value = flag.whole; break;
-      case ScenarioValueKind::real: value = flag.real; break;
-      case ScenarioValueKind::path:
-      case ScenarioValueKind::name:
-      case ScenarioValueKind::text: value = text_value(*flag.row, flag.text, file); break;
-      case ScenarioValueKind::whole_list: value = flag.wholes; break;
-      case ScenarioValueKind::text_list: value = flag.texts; break;
-      case ScenarioValueKind::yes: value = flag.yes; break;
-    }
-    if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
-  }
-  if (values_->cost_option != nullptr && values_->cost_option->count() > 0) {
-    const bool kind = values_->cost == "uniform" || values_->cost == "analytic";
-    document["cost"] =
-        kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", path_of_flag(values_->cost, file)}};
-  }
-  if (values_->uniform_option != nullptr && values_->uniform_option->count() > 0) {
-    const UniformTimes times = parse_uniform(values_->uniform);
+namespace {
+
+// Sets what flags with a syntax of their own stand for: --cost, --uniform, --slow-rank and --slow-link.
+void set_other(Json& document, const Setting& row, const std::string& text, const std::vector<std::string>& texts,
+               const std::string& file) {
+  if (row.pointer == "/cost") {
+    const bool kind = text == "uniform" || text == "analytic";
+    document["cost"] = kind ? Json{{"kind", text}} : Json{{"kind", "fitted"}, {"file", path_of_flag(text, file)}};
+  } else if (row.pointer == "/cost/f") {
+    const UniformTimes times = parse_uniform(text);
     Json cost = {{"kind", "uniform"},
                  {"f", times.forward},
                  {"b", times.input_gradient},
@@ -380,17 +288,54 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     if (times.joint) cost["fb"] = *times.joint;
     document["cost"] = std::move(cost);
   }
-  if (values_->weights_option != nullptr && values_->weights_option->count() > 0) {
-    if (!document.contains("cost")) document["cost"] = Json{{"kind", "uniform"}};
-    document["cost"]["stage_weights"] = values_->stage_weights;
+  for (const std::string& each : texts) {
+    const bool of_link = row.key() == "slow_links";
+    const Slow slow = parse_slow(std::string(row.flag()).c_str(), each, of_link ? 2 : 1);
+    Json entry = {{"factor", slow.factor}};
+    if (of_link) {
+      entry["between"] = slow.ranks;
+    } else {
+      entry["rank"] = slow.ranks[0];
+    }
+    slow_list(document, std::string(row.key()).c_str(), file).push_back(std::move(entry));
   }
-  for (const std::string& text : values_->slow_ranks) {
-    const Slow slow = parse_slow("--slow-rank", text, 1);
-    slow_list(document, "slow_ranks", file).push_back({{"rank", slow.ranks[0]}, {"factor", slow.factor}});
-  }
-  for (const std::string& text : values_->slow_links) {
-    const Slow slow = parse_slow("--slow-link", text, 2);
-    slow_list(document, "slow_links", file).push_back({{"between", slow.ranks}, {"factor", slow.factor}});
+}
+
+}  // namespace
+
+nlohmann::json ScenarioFlags::document(const std::string& file) const {
+  Json document = file_document(file);
+  const auto given = [&](const std::string_view pointer) {
+    return std::any_of(values_->flags.begin(), values_->flags.end(),
+                       [&](const auto& flag) { return flag.option->count() > 0 && pointer == flag.row->pointer; });
+  };
+  for (const Values::Flag& flag : values_->flags) {
+    if (flag.option->count() == 0) continue;
+    if (given("/model") && flag.row->pointer.starts_with("/model/")) {
+      throw InputError(fmt::format("--model and {0} exclude each other: {0} describes a model without a file",
+                                   flag.option->get_name()));
+    }
+    if (flag.row->kind == SettingKind::other) {
+      set_other(document, *flag.row, flag.text, flag.texts, file);
+      continue;
+    }
+    if (flag.row->kind == SettingKind::reals && !document.contains("cost")) document["cost"] = {{"kind", "uniform"}};
+    Json& value = place_of(document, flag.row->pointer);
+    if (!file.empty()) check_replaced(*flag.row, value, file);
+    switch (flag.row->kind) {
+      case SettingKind::whole: value = flag.whole; break;
+      case SettingKind::real: value = flag.real; break;
+      case SettingKind::path:
+      case SettingKind::name:
+      case SettingKind::word:
+      case SettingKind::text: value = text_value(*flag.row, flag.text, file); break;
+      case SettingKind::wholes: value = flag.wholes; break;
+      case SettingKind::reals: value = flag.reals; break;
+      case SettingKind::words: value = flag.texts; break;
+      case SettingKind::yes: value = flag.yes; break;
+      case SettingKind::other: break;
+    }
+    if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
   }
   complete_import(document, file);
   return document;
@@ -404,45 +349,60 @@ void ScenarioFlags::check_file(const std::string& file, const nlohmann::json& do
   static_cast<void>(read(own, file));
 }
 
-std::string ScenarioFlags::ignored(const std::string& file, std::string_view command,
-                                   std::span<const std::string_view> pointers) {
+std::string ScenarioFlags::unused(const std::string& file, std::string_view command, Commands reader) {
   const Json document = file_document(file);
-  std::vector<std::string_view> found;
-  for (const std::string_view pointer : pointers) {
-    const Json::json_pointer place{std::string(pointer)};
-    if (document.contains(place) && !document.at(place).is_null()) found.push_back(pointer);
+  const auto reads = [&](const Setting& row) { return ((row.reads | row.refuses) & reader) != 0; };
+  std::vector<std::string> found;
+  for (const Setting& row : settings()) {
+    const std::string top(row.pointer.substr(0, row.pointer.find('/', 1)));
+    if (!document.contains(Json::json_pointer(top)) || (!found.empty() && found.back() == top)) continue;
+    const Json& section = document.at(Json::json_pointer(top));
+    const bool none = std::none_of(settings().begin(), settings().end(),
+                                   [&](const Setting& each) { return is_within(each.pointer, top) && reads(each); });
+    if (none) {
+      if (!section.is_null() && !section.empty()) found.push_back(top);
+      continue;
+    }
+    const Json::json_pointer place{std::string(row.pointer)};
+    if (reads(row) || top == "/model" || !document.contains(place)) continue;
+    const Json fallback = Json::parse(row.fallback, nullptr, false);
+    const Json& value = document.at(place);
+    if (!value.is_null() && (fallback.is_discarded() || value != fallback)) found.emplace_back(row.pointer);
   }
   return found.empty() ? "" : fmt::format("{}: {} ignores {}", file, command, fmt::join(found, ", "));
 }
 
-namespace {
-
-// Returns the row of a flag by one of its names, with or without "--"; null if there is none. Appends all names.
-const ScenarioFlagRow* row_of(const std::string& key, std::vector<std::string>& names) {
-  const ScenarioFlagRow* row = nullptr;
-  for (const ScenarioFlagRow& each : scenario_flag_rows()) {
-    std::string_view rest = each.names;
-    while (!rest.empty()) {
-      const std::string_view name = rest.substr(2, rest.find(',') - 2);  // without "--"
-      if (key == name || (key.starts_with("--") && key.substr(2) == name)) row = &each;
-      names.emplace_back(name);
-      rest.remove_prefix(std::min(rest.size(), name.size() + 3));
-    }
+std::string refused_flag(std::string_view command, std::string_view flag) {
+  const Setting* const row = find_setting_of_flag(flag);
+  if (row == nullptr) return "";
+  constexpr std::pair<Commands, std::string_view> kReaders[] = {
+      {kSimulate, "simulate"}, {kPlan, "plan"}, {kSlice, "slice"},           {kWeave, "weave"},
+      {kSchedule, "schedule"}, {kRun, "run"},   {kKernels, "profile --like"}};
+  std::vector<std::string_view> readers;
+  bool reads = false;
+  for (const auto& [reader, name] : kReaders) {
+    if ((row->offers & reader) != 0) readers.push_back(name);
+    reads = reads || (name == command && (row->reads & reader) != 0);
   }
-  return row;
+  return fmt::format("{}: {} {}; flag of {}", command, flag,
+                     reads ? fmt::format("is given by the key {} of a scenario file here", row->pointer)
+                           : std::string("has no effect on this command"),
+                     fmt::join(readers, ", "));
 }
-
-}  // namespace
 
 bool is_within(std::string_view pointer, std::string_view place) {
   return pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
 }
 
 std::string ScenarioFlags::pointer_of(const std::string& key) {
-  std::vector<std::string> names;
-  const ScenarioFlagRow* const row = row_of(key, names);
-  if (row != nullptr) return row->pointer;
+  if (const Setting* const row = find_setting_of_flag(key); row != nullptr && row->kind != SettingKind::other) {
+    return std::string(row->pointer);
+  }
   if (key.find('/') != std::string::npos) return (key.starts_with('/') ? "" : "/") + key;
+  std::vector<std::string> names;
+  for (const Setting& row : settings()) {
+    for (const std::string& name : split_words(row.flags)) names.push_back(name.substr(2));
+  }
   throw InputError(fmt::format("--sweep: expected a flag or a scenario key such as parallelism/pp, got '{}'{}", key,
                                did_you_mean(key, names)));
 }
@@ -450,10 +410,9 @@ std::string ScenarioFlags::pointer_of(const std::string& key) {
 void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const std::string& text,
                         const std::string& file) {
   const std::string pointer = pointer_of(key);
-  std::vector<std::string> names;
-  const ScenarioFlagRow* const row = row_of(key, names);
+  const Setting* const row = find_setting(pointer);
   Json value = Json::parse(text, nullptr, false);
-  if (value.is_discarded() && row != nullptr && row->kind == ScenarioValueKind::text_list) value = words_of(text);
+  if (value.is_discarded() && row != nullptr && row->kind == SettingKind::words) value = words_of(text);
   if (value.is_discarded()) value = row != nullptr ? text_value(*row, text, file) : text;
   try {
     place_of(document, pointer) = std::move(value);
@@ -465,10 +424,19 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
 }
 
 bool ScenarioFlags::exclude_each_other(const std::string& pointer, const std::string& other) {
-  if (pointer == other) return true;
-  return std::any_of(std::begin(kAlternatives), std::end(kAlternatives), [&](const Alternative& pair) {
-    return (pair.one == pointer && pair.other == other) || (pair.one == other && pair.other == pointer);
-  });
+  const auto drops = [](const std::string& one, const std::string& another) {
+    const Setting* const row = find_setting(one);
+    const std::vector<std::string> dropped = split_words(row == nullptr ? "" : row->drops);
+    return std::find(dropped.begin(), dropped.end(), another) != dropped.end();
+  };
+  return pointer == other || drops(pointer, other) || drops(other, pointer);
+}
+
+void ScenarioFlags::check_read(Commands reader, std::string_view command, std::string_view without) const {
+  for (const Values::Flag& flag : values_->flags) {
+    if (flag.option->count() == 0 || ((flag.row->reads | flag.row->refuses) & reader) != 0) continue;
+    throw InputError(fmt::format("{}: {} has no effect without {}", command, flag.option->get_name(), without));
+  }
 }
 
 Scenario ScenarioFlags::scenario(const std::string& file) const { return read(document(file), file); }

@@ -10,18 +10,24 @@
 
 #include "import/import.h"
 #include "model/scenario/scenario.h"
+#include "model/scenario/settings.h"
 
 namespace sluice::tools {
 
 // Whether `pointer` is the key at `place` or a part of it.
 bool is_within(std::string_view pointer, std::string_view place);
 
+// Returns why a command does not have a flag of a setting, "schedule: --tp has no effect ..."; "" if it is none.
+std::string refused_flag(std::string_view command, std::string_view flag);
+
 // The flags that set keys of a scenario, in Sluice's spelling and Megatron-LM's. Flags override the keys of a scenario
 // file, so that both are read and checked in one place.
 class ScenarioFlags {
  public:
-  // Adds the flags to `command`, except those `without`, given by their first names ("--pp"). Must outlive the parsing.
-  explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
+  // Adds the flags of the settings that `reader`, one of Commands, offers to `command`, except those `without`, given
+  // by their first names ("--pp"). Those that it refuses are hidden: they can only take back what a file sets. Must
+  // outlive the parsing.
+  ScenarioFlags(CLI::App& command, Commands reader, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
   // Adds the flags --megatron-args, whose text takes the place of a scenario file, and --torchtitan and --nemo, which
@@ -60,9 +66,12 @@ class ScenarioFlags {
   // Throws InputError if a key of the file is invalid, also one that a command ignores or replaces. Because flags may
   // contradict such keys, the file is read alone, with the model of `document` if it has none.
   static void check_file(const std::string& file, const nlohmann::json& document);
-  // Returns "FILE: COMMAND ignores KEY, KEY" for those of `pointers` that the file has; "" if it has none of them.
-  static std::string ignored(const std::string& file, std::string_view command,
-                             std::span<const std::string_view> pointers);
+  // Throws InputError for a flag that was given and that `reader` does not read: "... has no effect without `without`".
+  void check_read(Commands reader, std::string_view command, std::string_view without) const;
+  // Returns "FILE: COMMAND ignores KEY, KEY" for the keys of the file that `reader` does not read and that do not have
+  // their default; "" if there are none. A section of which it reads nothing is one key, and so
+  // is a model.
+  static std::string unused(const std::string& file, std::string_view command, Commands reader);
 
   // Sets a key of a document, named by a flag ("pp", "--pp") or by its path in the scenario ("parallelism/pp"), and
   // removes the keys that it excludes. The value is JSON, or else text. Throws InputError for an unknown name.
@@ -80,8 +89,6 @@ class ScenarioFlags {
  private:
   static nlohmann::json file_json(const std::string& file);
   void complete_import(nlohmann::json& document, const std::string& file) const;
-  void add_uniform(CLI::App& command);
-  void add_slow(CLI::App& command);
 
   struct Values;
   std::unique_ptr<Values> values_;

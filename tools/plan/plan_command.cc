@@ -35,43 +35,6 @@
 namespace sluice::tools {
 namespace {
 
-// Scenario flags that a plan chooses itself or replaces by flags for lists.
-constexpr std::string_view kSearchedFlags[] = {"--schedule",
-                                               "--pp",
-                                               "--vpp",
-                                               "--num-layers-per-virtual-pipeline-stage",
-                                               "--group",
-                                               "--microbatches",
-                                               "--slices",
-                                               "--slicing",
-                                               "--slice-lengths",
-                                               "--batches",
-                                               "--tp",
-                                               "--cp",
-                                               "--dp",
-                                               "--ep",
-                                               "--etp",
-                                               "--gpus",
-                                               "--sequence-parallel",
-                                               "--recompute",
-                                               "--recompute-num-layers",
-                                               "--use-distributed-optimizer",
-                                               "--dp-shard",
-                                               "--overlap-grad-reduce",
-                                               "--overlap-param-gather",
-                                               "--use-tp-pp-dp-mapping",
-                                               "--mbs",
-                                               "--stage-layers",
-                                               "--pipeline-model-parallel-layout",
-                                               "--jitter",
-                                               "--trials",
-                                               "--seed",
-                                               "--memory-cap",
-                                               "--time-budget",
-                                               "--placement",
-                                               "--uniform",
-                                               "--slow-rank"};
-
 struct PlanOptions {
   PlanRequest request;
   bool partition = false;
@@ -395,7 +358,7 @@ Subcommand add_plan_command(CLI::App& app) {
       ->transform(fraction(1));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
   add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file")->excludes("--partition");
-  options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kPlan);
   ScenarioFlags::add_imports(*command, options->request.file);
   return {command, [options] {
             return options->flags->naming_flags(options->request.file, [&] { return plan_command(*options); });

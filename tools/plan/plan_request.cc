@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
+#include "model/scenario/settings.h"
 #include "model/schedule/family.h"
 #include "tools/command/scenario_flags.h"
 
@@ -20,29 +21,16 @@ constexpr int kCandidates = 16;
 // Number of leading configurations whose partitions are searched.
 constexpr int kRefined = 10;
 
-// Keys of a scenario that the plan chooses or does not use.
-constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
-                                             "/parallelism/tp",
-                                             "/parallelism/cp",
-                                             "/parallelism/dp",
-                                             "/parallelism/ep",
-                                             "/parallelism/etp",
-                                             "/parallelism/vpp",
-                                             "/parallelism/layers_per_virtual_stage",
-                                             "/parallelism/stage_layers",
-                                             "/parallelism/pipeline_layout",
-                                             "/parallelism/sequence_parallel",
-                                             "/parallelism/distributed_optimizer",
-                                             "/parallelism/dp_shard",
-                                             "/parallelism/dp_replicate",
-                                             "/parallelism/recompute",
-                                             "/parallelism/recompute_layers",
-                                             "/parallelism/overlap_param_gather",
-                                             "/parallelism/pipeline_before_data",
-                                             "/batch/micro_batch",
-                                             "/batch/microbatches",
-                                             "/schedule",
-                                             "/perturbation"};
+// Removes the keys of a document that the plan chooses or does not use.
+void remove_unread(nlohmann::json& document) {
+  for (const Setting& row : settings()) {
+    const nlohmann::json::json_pointer place{std::string(row.pointer)};
+    if ((row.reads & kPlan) == 0 && !place.parent_pointer().empty() && document.contains(place)) {
+      document.at(place.parent_pointer()).erase(place.back());
+    }
+  }
+  for (const char* section : {"schedule", "perturbation"}) document.erase(section);
+}
 
 // Sets what the flags leave open to the values of the scenario file, which the search of a partition uses.
 void fill_from_file(const nlohmann::json& document, PlanSpace& space) {
@@ -115,9 +103,11 @@ Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool
     fill_from_file(document, space);
   }
   // Which not all configurations can have.
-  if (const nlohmann::json::json_pointer gather("/parallelism/overlap_param_gather");
-      space.overlap_param_gather.empty() && document.contains(gather) && document.at(gather).is_boolean()) {
-    space.overlap_param_gather.push_back(document.at(gather));
+  if (const nlohmann::json::json_pointer gather("/parallelism/overlap_param_gather"); document.contains(gather)) {
+    if (space.overlap_param_gather.empty() && document.at(gather).is_boolean()) {
+      space.overlap_param_gather.push_back(document.at(gather));
+    }
+    document.at("parallelism").erase("overlap_param_gather");
   }
   if (const nlohmann::json::json_pointer gpus("/parallelism/gpus"); document.contains(gpus)) {
     if (space.gpus == 0 && document.at(gpus).is_number_integer()) space.gpus = document.at(gpus);
@@ -127,10 +117,7 @@ Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool
   if (batch != document.end() && !batch->contains("global_batch") && batch->contains("microbatches")) {
     throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
   }
-  for (const std::string_view key : kIgnoredKeys) {
-    const nlohmann::json::json_pointer place{std::string(key)};
-    if (document.contains(place)) document.at(place.parent_pointer()).erase(place.back());
-  }
+  remove_unread(document);
   Scenario scenario = ScenarioFlags::read(document, request.file);
   if (scenario.training.zero_stage() > 1 && !request.distributed_optimizer.empty()) {
     throw InputError(
@@ -168,7 +155,7 @@ PlanReport report_of(const Plan& plan, const PlanRequest& request) {
   return report;
 }
 
-std::string ignored_by_plan(const std::string& file) { return ScenarioFlags::ignored(file, "plan", kIgnoredKeys); }
+std::string ignored_by_plan(const std::string& file) { return ScenarioFlags::unused(file, "plan", kPlan); }
 
 void throw_invalid(const PlanRequest& request, const nlohmann::json& document, const Plan& plan, std::string reason) {
   const std::string source = (request.file.empty() ? std::string("command line") : request.file) + ": ";
@@ -178,7 +165,7 @@ void throw_invalid(const PlanRequest& request, const nlohmann::json& document, c
     if (!document.contains(section)) continue;
     for (const auto& [key, value] : document.at(section).items()) {
       const std::string pointer = fmt::format("/{}/{}", section, key);
-      if (std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), pointer) != std::end(kIgnoredKeys)) continue;
+      if (const Setting* row = find_setting(pointer); row != nullptr && (row->reads & kPlan) == 0) continue;
       const std::string named = ScenarioFlags::naming_flags(source + pointer + ": ", document, request.file);
       given.push_back(fmt::format("{} {}", named.substr(0, named.size() - 2), value.dump()));
     }

@@ -122,7 +122,7 @@ Subcommand add_profile_like_command(CLI::App& app) {
   command->add_option("scenario", options->file, "Scenario file (docs/formats.md); flags override its keys");
   command->add_flag("--json", options->json, "Print the shapes as JSON (sluice.kernel_shapes/1)");
   add_output(*command, "-o,--output", options->output, "Write the PyTorch script, which contains the shapes");
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kKernels);
   ScenarioFlags::add_imports(*command, options->file);
   return {command, [options] { return profile_like(*options); }};
 }

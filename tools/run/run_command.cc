@@ -106,7 +106,8 @@ OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const
                        {"ranks", schedule.num_ranks()},
                        {"chunks", schedule.num_chunks()},
                        {"microbatches", schedule.num_microbatches()},
-                       {"slices", schedule.max_slices()}}},
+                       {"slices", schedule.max_slices()},
+                       {"slice_lengths", schedule.shape(0).slice_lengths}}},
                      {"transport", transport},
                      {"data_parallel", plan.layout().data},
                      {"tensor_parallel", plan.layout().tensor},
@@ -451,7 +452,7 @@ Subcommand add_run_command(CLI::App& app) {
   run(add_output(*command, "--trace", options->trace,
                  "Write the measured timeline of the last step as a Chrome trace (.json or .gz)"));
   run(command->add_flag("--json", options->json, "Print one JSON document (sluice.run/1)"));
-  const auto faults = [](CLI::Option* option) { return option->group("Failures"); };
+  const auto faults = [](CLI::Option* option) { return option->group(kFailures); };
   faults(command
              ->add_option("--post-mortem", options->post_mortem,
                           "Print the flight recorders in this folder, left by another run, and exit")

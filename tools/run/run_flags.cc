@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/scenario/settings.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/family.h"
 #include "model/weave/weave.h"
@@ -20,60 +21,6 @@ namespace sluice::tools {
 namespace {
 
 using Json = nlohmann::json;
-
-// Scenario flags that do not apply to runs, or that runs do not support yet.
-constexpr std::string_view kUnsupported[] = {"--memory-cap",
-                                             "--time-budget",
-                                             "--placement",
-                                             "--use-tp-pp-dp-mapping",
-                                             "--gpus",
-                                             "--cp",
-                                             "--cp-comm-type",
-                                             "--etp",
-                                             "--overlap-param-gather",
-                                             "--moe-token-dispatcher",
-                                             "--fp8-dispatch",
-                                             "--moe-communication-sms",
-                                             "--expert-imbalance",
-                                             "--moe-expert-capacity-factor",
-                                             "--moe-pad-expert-input-to-capacity",
-                                             "--fused-grouped-mlp",
-                                             "--cuda-graph-impl",
-                                             "--cuda-graph-modules",
-                                             "--recompute-modules",
-                                             "--torch-pipelining",
-                                             "--gathered-inputs",
-                                             "--cross-entropy-fusion-impl",
-                                             "--wgrad-deferral-limit",
-                                             "--activation-func-fp8-input-store",
-                                             "--sequence-parallel",
-                                             "--tp-comm-overlap",
-                                             "--precision",
-                                             "--fp8-param-gather",
-                                             "--fp8-dot-product-attention",
-                                             "--recompute-num-layers",
-                                             "--use-distributed-optimizer",
-                                             "--cross-entropy-loss-fusion",
-                                             "--overlap-p2p-communication",
-                                             "--cluster",
-                                             "--nodes",
-                                             "--gpus-per-node",
-                                             "--software",
-                                             "--calibration",
-                                             "--kernel-times",
-                                             "--jitter",
-                                             "--trials",
-                                             "--seed",
-                                             "--uniform",
-                                             "--cost",
-                                             "--slow-rank",
-                                             "--qk-layernorm",
-                                             "--multi-latent-attention",
-                                             "--q-lora-rank",
-                                             "--kv-lora-rank",
-                                             "--qk-head-dim",
-                                             "--qk-pos-emb-head-dim",
-                                             "--v-head-dim"};
 
 Json built_in_model() {
   return {{"num_layers", 4},
@@ -138,12 +85,6 @@ void describe_run_defaults(CLI::App& command) {
     CLI::Option* const option = command.get_option_no_throw(name);
     if (option != nullptr) option->type_name(fmt::format("TEXT:{}", words))->description(text);
   }
-  // Runs refuse all values of these flags but those that turn a key of a scenario file off.
-  for (const char* name :
-       {"--zero-stage", "--dp-shard", "--dp-replicate", "--reshard-after-forward", "--optimizer-cpu-offload",
-        "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d"}) {
-    command.get_option(name)->group("");
-  }
   CLI::Option* const weave = command.get_option_no_throw("--weave");
   if (weave == nullptr) return;
   weave->description(
@@ -177,10 +118,10 @@ RunFlags::RunFlags(CLI::App& command, std::initializer_list<std::string_view> wi
     : values_(std::make_unique<Values>()) {
   Values& values = *values_;
   command.add_option("scenario", values.file, "Scenario file (docs/formats.md); flags override its keys");
-  std::vector<std::string_view> left_out(std::begin(kUnsupported), std::end(kUnsupported));
-  left_out.insert(left_out.end(), without.begin(), without.end());
+  std::vector<std::string_view> left_out(without);
+  left_out.insert(left_out.end(), {"--precision", "--seed"});  // of its own meaning
   ScenarioFlags::add_imports(command, values.file);
-  values.scenario = std::make_unique<ScenarioFlags>(command, left_out);
+  values.scenario = std::make_unique<ScenarioFlags>(command, kRun, left_out);
   describe_run_defaults(command);
   const auto training = [](CLI::Option* option) { return option->group("Training"); };
   training(command.add_option("--precision", values.precision,
@@ -243,22 +184,26 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   const auto refuse = [&](bool given, const char* feature) {
     if (given) throw InputError(fmt::format("{}: runs do not support {}", scenario.source, feature));
   };
-  refuse(training.cp > 1, "context parallelism (/parallelism/cp)");
-  refuse(training.etp > 1, "expert-tensor parallelism (/parallelism/etp)");
-  refuse(traits_of(training.precision).narrow(), "GEMMs in 8 or 4 bits (/parallelism/precision)");
+  for (const Setting& row : settings()) {
+    const Json::json_pointer place{std::string(row.pointer)};
+    if ((row.refuses & kRun) == 0 || !document.contains(place) || document.at(place).is_null()) continue;
+    const Json fallback = Json::parse(row.fallback, nullptr, false);
+    if (!fallback.is_discarded() && document.at(place) == fallback) continue;
+    throw InputError(fmt::format("{}: {}: runs do not support it: expected {}, got {}", scenario.source, row.pointer,
+                                 fallback.is_discarded() ? "none" : fallback.dump(), document.at(place).dump()));
+  }
   // With experts and tensor parallelism it is required elsewhere; expert layers then split the tokens here, too.
   const bool has_experts = scenario.model && scenario.model->has_experts();
   refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");
-  refuse(training.distributed_optimizer,
-         "a distributed optimizer (/parallelism/distributed_optimizer, /parallelism/zero)");
-  refuse(training.optimizer_offload > 0, "optimizer states on the host (/parallelism/optimizer_cpu_offload)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
+  refuse(scenario.model && scenario.model->experts.groups > 1, "groups of experts (/model/moe_router_num_groups)");
+  refuse(scenario.model && scenario.model->experts.clamp > 0,
+         "a clamped activation (/model/activation_func_clamp_value)");
   refuse(scenario.model && scenario.model->mtp_layers > 0, "multi-token prediction (--mtp-num-layers 0 leaves it out)");
   refuse(training.joint_overlap == Training::JointOverlap::all,
          "overlap of the collectives of tensor parallelism (/parallelism/joint_overlap)");
   refuse(training.weave == kSearchedWeave && training.ep > 1,
          "a weave that is searched (/parallelism/weave): give one that 'sluice weave --weave search' has found");
-  refuse(training.recompute_layers > 0, "recomputation of some layers (/parallelism/recompute_layers)");
   refuse(scenario.schedule == kAutomatic, "--schedule auto: write a schedule file with 'sluice schedule auto -o FILE'");
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
   if (built_in) scenario.model->name = kBuiltInModel;
@@ -270,16 +215,14 @@ int RunFlags::naming_flags(const std::function<int()>& work) const {
 }
 
 void RunFlags::print_ignored(std::string_view command) const {
-  constexpr std::string_view kIgnored[] = {"/cluster",
-                                           "/software",
-                                           "/cost",
-                                           "/kernel_times",
-                                           "/calibration",
-                                           "/perturbation",
-                                           "/parallelism/fused_grouped_mlp",
-                                           "/parallelism/cuda_graph_impl"};
-  const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
+  const std::string note = ScenarioFlags::unused(values_->file, command, kRun);
   print_message(note);
+  const Json document = values_->scenario->document(values_->file);
+  for (const char* key : {"/model/hidden_dropout", "/model/attention_dropout"}) {
+    if (has(document, key) && document.at(Json::json_pointer(key)) != 0) {
+      print_message(fmt::format("{} ignores {}: it trains without dropout", command, key));
+    }
+  }
   ScenarioFlags::print_notes(values_->file);
 }
 

@@ -60,7 +60,7 @@ Subcommand add_import_command(CLI::App& app) {
   command->add_option("file", options->file, "Script, log or printed arguments; flags override them")
       ->type_name(kReadFile);
   add_output(*command, "-o,--output", options->output, "Write the scenario to this file (default: standard output)");
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kComplete);
   ScenarioFlags::add_imports(*command, options->file, "file");
   return {command,
           [options] { return options->flags->naming_flags(options->file, [&] { return import_command(*options); }); }};

@@ -133,10 +133,6 @@ int schedule_command(const ScheduleOptions& options) {
     throw InputError(fmt::format("-o: expected a name ending in .json, .csv or .dot, got '{}'", options.output));
   }
   nlohmann::json document = options.flags->document("");
-  if (!options.name.empty() && document.contains("/schedule/name"_json_pointer)) {
-    throw InputError(fmt::format("schedule: specify a name or --schedule, not both, got '{}' and '{}'", options.name,
-                                 document["schedule"]["name"].get<std::string>()));
-  }
   if (!options.name.empty() && options.name != kAutomatic && !names_file(options.name)) {
     static_cast<void>(find_family(options.name));  // whose error needs no place
   }
@@ -177,7 +173,7 @@ Subcommand add_schedule_command(CLI::App& app) {
   command->add_flag("--merge-backward", options->merge_backwards,
                     "Merge each I with a W that directly follows it into one B, as PyTorch does (default: off)");
   command->add_flag("--json", options->json, "Print the schedule as JSON");
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kSchedule);
   return {command, [options] { return options->flags->naming_flags("", [&] { return schedule_command(*options); }); }};
 }
 

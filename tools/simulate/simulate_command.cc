@@ -324,7 +324,11 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
                    "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
                    "scenario")
       ->type_name(kNameOrFile);
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  for (const char* rare : {"--width", "--color", "--ops", "--trace-ranks", "--trace-idle", "--chakra", "--explain-memory",
+                           "--svg-width", "--svg-title", "--svg-no-memory", "--svg-transfers", "--live"}) {
+    command->get_option(rare)->group(kRareGroup);
+  }
+  options->flags = std::make_unique<ScenarioFlags>(*command, kSimulate);
   ScenarioFlags::add_imports(*command, options->file);
   return {command, [options] {
             return options->flags->naming_flags(options->file, [&] { return simulate_command(*options); });

@@ -234,7 +234,7 @@ Subcommand add_weave_command(CLI::App& app) {
   command->add_option("--stage", options->stage,
                       "Stage whose forward and backward interleave (default: the middle one)");
   command->add_flag("--json", options->json, "Print one JSON document (sluice.weave/1)");
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kWeave);
   ScenarioFlags::add_imports(*command, options->file);
   return {command,
           [options] { return options->flags->naming_flags(options->file, [&] { return weave_command(*options); }); }};

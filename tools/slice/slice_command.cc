@@ -18,10 +18,6 @@
 namespace sluice::tools {
 namespace {
 
-// Scenario flags that do not apply to slicing.
-constexpr std::string_view kUnusedFlags[] = {"--memory-cap", "--time-budget", "--placement", "--slicing",
-                                             "--slice-lengths"};
-
 struct SliceOptions {
   SliceRequest request;
   bool json = false;
@@ -37,9 +33,9 @@ int slice_command(SliceOptions& options) {
   if (request.joint > 0 && !options.output.empty()) {
     throw InputError("slice: --joint excludes -o: it has one cut per part of the batch");
   }
-  constexpr std::string_view kIgnored[] = {"/calibration", "/perturbation"};
-  if (request.schedule.empty()) print_message(ScenarioFlags::ignored(request.file, "slice", kIgnored));
-  request.slices = requested_slices(*options.flags);
+  const bool simulates = !request.schedule.empty();
+  if (!simulates) options.flags->check_read(kSlice, "slice", "--for");
+  print_message(ScenarioFlags::unused(request.file, "slice", simulates ? kSimulate : kSlice));
   const SliceCut cut = cut_slices(request, document);
   if (!options.output.empty() && cut.feasible) {
     write_file_whole(options.output, lengths_text(cut.lengths, cut.schedule, options.output.ends_with(".json")));
@@ -97,6 +93,8 @@ Subcommand add_slice_command(CLI::App& app) {
           "Slice lengths are multiples of this number of tokens, 1 to 1073741824, except the last (default: the "
           "smallest power of two with at most 256 multiples; --balanced: 128 or 1)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
+  command->add_option("--slices", options->request.slices, "Number of slices, 1 to 32767 (default: the fastest number)")
+      ->check(CLI::Range(1, 32767));
   command
       ->add_option("--max-slices", options->request.max_slices,
                    "Maximum number of slices, 1 to 32767 (default: no limit; --for: 16)")
@@ -109,7 +107,7 @@ Subcommand add_slice_command(CLI::App& app) {
   add_output(*command, "-o,--output", options->output,
              "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
              "a,b,c for simulate --slice-lengths");
-  options->flags = std::make_unique<ScenarioFlags>(*command, kUnusedFlags);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kSlice);
   ScenarioFlags::add_imports(*command, options->request.file);
   return {command, [options] {
             return options->flags->naming_flags(options->request.file, [&] { return slice_command(*options); });

@@ -45,17 +45,6 @@ Scenario as_cells(nlohmann::json document, const std::string& file) {
 
 }  // namespace
 
-int requested_slices(const ScenarioFlags& flags) {
-  const nlohmann::json document = flags.document("");
-  const nlohmann::json::json_pointer place("/schedule/slices");
-  if (!document.contains(place) || !document[place].is_number_integer()) return 0;
-  const auto slices = document[place].get<std::int64_t>();
-  if (slices < 1 || slices > kMaxSlices) {
-    throw InputError(fmt::format("--slices: expected 1 to {}, got {}", kMaxSlices, slices));
-  }
-  return static_cast<int>(slices);
-}
-
 void set_schedule(nlohmann::json& document, const std::string& name) {
   nlohmann::json* schedule = part_of(document, "schedule");
   if (schedule == nullptr) return;

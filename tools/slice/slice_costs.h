@@ -50,9 +50,6 @@ class SliceCosts {
   int cells_ = 1;
   int sequences_ = 1;
 };
-
-// Returns the value of --slices, or 0 without the flag. The slices of a scenario file are ignored.
-int requested_slices(const ScenarioFlags& flags);
 // Sets the schedule of a scenario document and removes its keys about slices.
 void set_schedule(nlohmann::json& document, const std::string& name);
 

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <optional>
+
+#include "model/input/json_reader.h"
+#include "model/workload/training.h"
+#include "model/workload/transformer.h"
+
+namespace sluice::model {
+
+// What settings of a scenario's parallelism require of the model and of each other, once their values are read. Each
+// throws InputError at the key.
+
+// How many tokens the experts of a rank get: imbalance, capacity and padding.
+void check_expert_load(JsonReader& parallelism, const std::optional<Transformer>& model, const Training& training);
+// Fused experts are grouped, and not split.
+void check_fused_experts(JsonReader& parallelism, const std::optional<Transformer>& model, const Training& training);
+// Reads cuda_graph_modules: modules must be the model's, and exclude or require others as in Megatron-LM
+// (megatron/core/transformer/transformer_config.py).
+void read_graph_modules(JsonReader& parallelism, const std::optional<Transformer>& model, Training& training);
+
+}  // namespace sluice::model
