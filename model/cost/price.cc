@@ -54,8 +54,9 @@ class Pricing {
       if (lane.kind == LaneKind::link) links.push_back({lane.rank, lane.peer});
     }
     const auto vertices = graph_.vertices();
-    const bool reduces = std::any_of(vertices.begin(), vertices.end(),
-                                     [&](const Vertex& vertex) { return is_data_collective(graph_, vertex); });
+    const bool reduces = std::any_of(vertices.begin(), vertices.end(), [&](const Vertex& vertex) {
+      return vertex.kind == VertexKind::collective && is_data_collective(graph_, vertex);
+    });
     for (int rank = 0; reduces && rank < schedule_.num_ranks(); ++rank) links.push_back({rank, rank});
     return cost_.sharing(links);
   }

@@ -20,6 +20,18 @@ namespace {
 constexpr VertexId kNone = ~VertexId{0};
 constexpr LaneId kSameRank = Links::kSameRank;
 
+// As push_back, with the reallocation apart, so that a function with [[gnu::flatten]] keeps its values in registers.
+template <typename T>
+[[gnu::noinline]] void grow(std::vector<T>& list) {
+  list.reserve(2 * list.capacity() + 1);
+}
+template <typename T>
+void append(std::vector<T>& list, const T& value) {
+  if (list.size() == list.capacity()) grow(list);
+  if (list.size() == list.capacity()) __builtin_unreachable();
+  list.push_back(value);
+}
+
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
 // Advances every rank's list as far as its needs allow and emits vertices. Emitting a vertex wakes the rank that waits
@@ -49,7 +61,8 @@ class Lowering {
     while (!runnable_.empty()) {
       const int rank = runnable_.back();
       runnable_.pop_back();
-      while (emit_next(rank)) {
+      const auto list = schedule_.ops(rank);
+      while (emit_next(rank, list)) {
       }
     }
     std::vector<std::size_t> left(next_.begin(), next_.end());
@@ -193,8 +206,14 @@ class Lowering {
     return states_[state_of_[schedule_.route(microbatch) * schedule_.num_stages() + stage]];
   }
 
-  std::size_t cell(const Op& op) const {
-    return to_size(op.stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice);
+  // Where the vertices of an op are, and the links of its stage.
+  struct Place {
+    std::size_t cell = 0;
+    std::size_t link = 0;
+  };
+  Place place(const Op& op) const {
+    return {to_size(op.stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice),
+            to_size(schedule_.route(op.microbatch) * schedule_.num_stages() + op.stage)};
   }
 
   // --- needs ------------------------------------------------------------------------------------------------
@@ -220,19 +239,18 @@ class Lowering {
     return true;
   }
 
-  bool collect_needs(const Op& op) {
-    const std::size_t here = cell(op);
+  bool collect_needs(const Op& op, const Place& place) {
+    const std::size_t here = place.cell;
     const auto units = to_size(schedule_.num_units());
     const int stages = schedule_.num_stages();
-    const std::size_t link_index = to_size(schedule_.route(op.microbatch) * stages + op.stage);
     switch (op.kind) {
       case OpKind::F:
-        return (op.stage == 0 || need_op(true, here - units, forward_link_[link_index - 1])) &&
+        return (op.stage == 0 || need_op(true, here - units, forward_link_[place.link - 1])) &&
                (op.slice == 0 || need_op(true, here - 1, kSameRank));
       case OpKind::B:
       case OpKind::I:
         return need_op(true, here, kSameRank) &&
-               (op.stage + 1 == stages || need_op(false, here + units, backward_link_[link_index + 1])) &&
+               (op.stage + 1 == stages || need_op(false, here + units, backward_link_[place.link + 1])) &&
                (op.slice + 1 == schedule_.num_slices(op.microbatch) || need_op(false, here + 1, kSameRank));
       case OpKind::W: return need_op(false, here, kSameRank);
     }
@@ -241,14 +259,14 @@ class Lowering {
 
   // --- emission ---------------------------------------------------------------------------------------------
 
-  VertexId emit(Vertex vertex) {
-    const auto id = static_cast<VertexId>(data_->vertices.size());
-    data_->vertices.push_back(vertex);
-    for (int i = 0; i < num_needs_; ++i) data_->targets.push_back(needs_[i]);
+  [[gnu::flatten]] VertexId emit(const Vertex& vertex) {
+    const auto id = static_cast<VertexId>(data_->offsets.size() - 1);
+    append(data_->vertices, vertex);
+    for (int i = 0; i < num_needs_; ++i) append(data_->targets, needs_[i]);
     VertexId& last = last_on_lane_[vertex.lane];
-    if (last != kNone) data_->targets.push_back(last);
+    if (last != kNone) append(data_->targets, last);
     last = id;
-    data_->offsets.push_back(static_cast<std::uint32_t>(data_->targets.size()));
+    append(data_->offsets, static_cast<std::uint32_t>(data_->targets.size()));
     return id;
   }
 
@@ -271,7 +289,7 @@ class Lowering {
     }
   }
 
-  VertexId emit_after(Vertex vertex, VertexId need) {
+  VertexId emit_after(const Vertex& vertex, VertexId need) {
     needs_[0] = need;
     num_needs_ = need == kNone ? 0 : 1;
     return emit(vertex);
@@ -283,15 +301,16 @@ class Lowering {
   }
 
   // Emits the next op of `rank`'s list, or records what it waits for. Returns false if blocked or at the end.
-  bool emit_next(int rank) {
-    const auto list = schedule_.ops(rank);
+  bool emit_next(int rank, std::span<const Op> list) {
     const std::size_t position = next_[rank];
     if (communicates_) send_what_stands_before(rank, position);
     if (position == list.size()) return false;
     const Op& op = list[position];
     const Op* partner = op.joined ? &list[position + 1] : nullptr;
+    const Place at = place(op);
+    const Place partner_at = partner == nullptr ? Place{} : place(*partner);
     num_needs_ = 0;
-    if (!collect_needs(op) || (partner != nullptr && !collect_needs(*partner))) {
+    if (!collect_needs(op, at) || (partner != nullptr && !collect_needs(*partner, partner_at))) {
       waiting_for_[rank] = blocked_on_;
       return false;
     }
@@ -315,32 +334,30 @@ class Lowering {
     }
     const VertexId id = emit(vertex);
     next_[rank] = position + (partner == nullptr ? 1 : 2);
-    hand_over(op, id);
-    if (partner != nullptr) hand_over(*partner, id);
+    hand_over(op, at, id);
+    if (partner != nullptr) hand_over(*partner, partner_at, id);
     return true;
   }
 
   // Records `op`, sends its result, wakes the rank that waits for it, and counts its gradient.
-  void hand_over(const Op& op, VertexId id) {
+  void hand_over(const Op& op, const Place& place, VertexId id) {
     if (op.kind == OpKind::W) return count_gradient(op, id);
     const bool forward = op.kind == OpKind::F;
-    (forward ? forward_ : gradient_)[cell(op)] = id;
-    const int stages = schedule_.num_stages();
+    (forward ? forward_ : gradient_)[place.cell] = id;
     const int neighbor = op.stage + (forward ? 1 : -1);
-    if (neighbor >= 0 && neighbor < stages) {
-      const std::size_t link_index = to_size(schedule_.route(op.microbatch) * stages + op.stage);
-      const LaneId link = (forward ? forward_link_ : backward_link_)[link_index];
-      if (link != kSameRank && !communicates_) send(op, id, link);
+    if (neighbor >= 0 && neighbor < schedule_.num_stages()) {
+      const LaneId link = (forward ? forward_link_ : backward_link_)[place.link];
+      if (link != kSameRank && !communicates_) send(op, place, id, link);
     }
     if (op.kind == OpKind::B) count_gradient(op, id);
   }
 
   // Emits the transfer of the result of `op`, vertex `id`, and wakes the rank that waits for it.
-  VertexId send(const Op& op, VertexId id, LaneId link) {
+  VertexId send(const Op& op, const Place& place, VertexId id, LaneId link) {
     const VertexId transfer = emit_after(vertex_of(op, VertexKind::transfer, link), id);
     const int peer = data_->lanes[link].peer;
     if (options_.blocking_transfers) sent_since_op_[link] = transfer;
-    if (waiting_for_[peer] == 2 * cell(op) + (op.kind == OpKind::F ? 0 : 1)) {
+    if (waiting_for_[peer] == 2 * place.cell + (op.kind == OpKind::F ? 0 : 1)) {
       waiting_for_[peer] = kNobody;
       runnable_.push_back(peer);
     }
@@ -358,16 +375,16 @@ class Lowering {
       if (!is_send(c.kind)) continue;
       const bool forward = of_forward(c.kind);
       Op op{.microbatch = c.microbatch, .stage = c.stage, .slice = c.slice, .kind = OpKind::F};
-      const VertexId made = (forward ? forward_ : gradient_)[cell(op)];
+      const Place at = place(op);
+      const VertexId made = (forward ? forward_ : gradient_)[at.cell];
       if (!forward) {
         const Vertex& vertex = data_->vertices[made];
         const bool second = vertex.kind == VertexKind::joint && vertex.op == OpKind::F;
         op.kind = second ? data_->partners[vertex.extra].op : vertex.op;
       }
-      const std::size_t link_index = to_size(schedule_.route(c.microbatch) * schedule_.num_stages() + c.stage);
       // Everything between the op and its send comes first.
-      (forward ? sent_forward_ : sent_gradient_)[cell(op)] =
-          send(op, last_on_lane_[rank], (forward ? forward_link_ : backward_link_)[link_index]);
+      (forward ? sent_forward_ : sent_gradient_)[at.cell] =
+          send(op, at, last_on_lane_[rank], (forward ? forward_link_ : backward_link_)[at.link]);
     }
   }
 

@@ -14,6 +14,11 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw ScheduleError(message);
 }
 
+[[noreturn]] void refuse_op(const Schedule& schedule, int rank, std::size_t index, const std::string& why) {
+  const Op& op = schedule.ops(rank)[index];
+  throw ScheduleError(fmt::format("{}: {}: {}", schedule.place(rank, index), to_string(op, schedule.sliced()), why));
+}
+
 }  // namespace
 
 std::string to_string(const Op& op, bool sliced) {
@@ -173,12 +178,15 @@ void Schedule::check_ops() {
   }
   // One bit for each kind of op that was seen, by (stage, unit).
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
+  const auto in = [](int number, int count) { return number >= 0 && number < count; };
+  std::uint8_t kinds = 0;
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Op& op = list[i];
-      check_op(rank, i);
-      const auto where = [&] { return fmt::format("{}: {}", place(rank, i), to_string(op, sliced())); };
+      const bool plain = !op.joined && in(op.stage, num_stages()) && in(op.microbatch, total_microbatches()) &&
+                         in(op.slice, num_slices(op.microbatch)) && rank_of(op.stage, op.microbatch) == rank;
+      if (!plain) check_op(rank, i);
       const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
       auto& cell = seen[op.stage * num_units_ + first_unit(op.microbatch) + op.slice];
       if ((cell & bit) != 0) {
@@ -187,17 +195,18 @@ void Schedule::check_ops() {
                  other.slice == op.slice;
         };
         const auto first = std::find_if(list.begin(), list.end(), same) - list.begin();
-        throw ScheduleError(
-            fmt::format("{}: occurs twice, first at {}", where(), place(rank, static_cast<std::size_t>(first))));
+        refuse_op(*this, rank, i,
+                  fmt::format("occurs twice, first at {}", place(rank, static_cast<std::size_t>(first))));
       }
       cell |= bit;
       if ((cell & 0b0010) != 0 && (cell & 0b1100) != 0) {
-        throw ScheduleError(where() + ": both B and I or W for the same stage, microbatch and slice");
+        refuse_op(*this, rank, i, "both B and I or W for the same stage, microbatch and slice");
       }
-      split_backward_ |= op.kind == OpKind::W;
+      kinds |= bit;
       has_joint_blocks_ |= op.joined;
     }
   }
+  split_backward_ = (kinds & 0b1000) != 0;
   check_complete(seen);
 }
 
@@ -205,9 +214,7 @@ void Schedule::check_ops() {
 void Schedule::check_op(int rank, std::size_t index) const {
   const auto list = ops(rank);
   const Op& op = list[index];
-  const auto refuse = [&](const std::string& why) {
-    throw ScheduleError(fmt::format("{}: {}: {}", place(rank, index), to_string(op, sliced()), why));
-  };
+  const auto refuse = [&](const std::string& why) { refuse_op(*this, rank, index, why); };
   if (op.stage < 0 || op.stage >= num_stages()) refuse(fmt::format("there are stages 0 to {}", num_stages() - 1));
   if (op.microbatch < 0 || op.microbatch >= total_microbatches()) {
     refuse(fmt::format("there are microbatches 0 to {}", total_microbatches() - 1));

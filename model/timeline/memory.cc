@@ -105,21 +105,18 @@ class Changes {
     per_route_ = 4 * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
     known_.resize(rows_.size(), 0);
+    for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
+      first_row_.push_back(to_size(schedule_.route(mb)) * per_route_ + 4 * shape_offset_[schedule_.shape_index(mb)]);
+    }
     last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
   }
 
   // The row of an op's change in `at`: of a compute vertex, a half of a joint one, or the op whose result a transfer
   // moves.
   std::uint32_t row_of(const Vertex& op) {
-    const auto shape = static_cast<std::size_t>(schedule_.shape_index(op.microbatch));
-    const std::size_t place =
-        static_cast<std::size_t>(op.stage) * slices_ + shape_offset_[shape] + static_cast<std::size_t>(op.slice);
-    const std::size_t row = static_cast<std::size_t>(schedule_.route(op.microbatch)) * per_route_ + 4 * place +
+    const std::size_t row = first_row_[op.microbatch] + 4 * (to_size(op.stage) * slices_ + to_size(op.slice)) +
                             static_cast<std::size_t>(op.op);
-    if (known_[row] == 0) {
-      known_[row] = 1;
-      rows_[row] = change_of(op);
-    }
+    if (known_[row] == 0) learn(row, op);
     return static_cast<std::uint32_t>(row);
   }
 
@@ -152,6 +149,11 @@ class Changes {
     if (schedule_.rank_of(source, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch)) return 0;
     const SliceBytes& bytes = graph_.slice_bytes(source, op.microbatch, op.slice);
     return forward ? bytes.transfer_forward : bytes.transfer_backward;
+  }
+
+  [[gnu::noinline]] void learn(std::size_t row, const Vertex& op) {
+    known_[row] = 1;
+    rows_[row] = change_of(op);
   }
 
   Change change_of(const Vertex& op) const {
@@ -202,9 +204,10 @@ class Changes {
   const Schedule& schedule_;
   ReceiveBuffers buffers_;
   std::vector<std::size_t> shape_offset_;
-  std::size_t slices_ = 0;     // over all shapes
-  std::size_t per_route_ = 0;  // rows
-  std::vector<Change> rows_;   // of ops, then of joint blocks
+  std::size_t slices_ = 0;              // over all shapes
+  std::size_t per_route_ = 0;           // rows
+  std::vector<std::size_t> first_row_;  // by microbatch
+  std::vector<Change> rows_;            // of ops, then of joint blocks
   std::vector<char> known_;
   std::map<std::uint64_t, std::uint32_t> blocks_;                     // row of a pair of rows
   std::vector<std::pair<std::uint64_t, std::uint32_t>> last_blocks_;  // by rank
@@ -335,21 +338,26 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         account.apply(freed[next_freed].time, {.gradients = -freed[next_freed].bytes});
       }
     };
-    // Receives the transfers that start before `time`, earliest first.
-    const auto take_arrivals = [&](Duration time) {
-      while (true) {
-        std::span<const Served>* next = nullptr;
-        Duration first = time;
-        for (auto& link : inbound) {
-          if (link.empty() || link.front().start >= first) continue;
-          first = link.front().start;
-          next = &link;
-        }
-        free_reduced(next == nullptr ? time : first + Duration{1});
-        if (next == nullptr) return;
-        account.apply(first, {.buffers = changes.at(next->front().row).sent});
-        *next = next->subspan(1);
+    std::span<const Served>* next = nullptr;  // the link with the earliest arrival
+    Duration arrival{};
+    const auto find_arrival = [&] {
+      arrival = Duration::max();
+      for (auto& link : inbound) {
+        if (link.empty() || link.front().start >= arrival) continue;
+        arrival = link.front().start;
+        next = &link;
       }
+    };
+    find_arrival();
+    // Receives the transfers that start before `time`, earliest first.
+    const auto take_arrivals = [&](Duration time) __attribute__((always_inline)) {
+      while (arrival < time) {
+        if (!freed.empty()) free_reduced(arrival + Duration{1});
+        account.apply(arrival, {.buffers = changes.at(next->front().row).sent});
+        *next = next->subspan(1);
+        find_arrival();
+      }
+      if (!freed.empty()) free_reduced(time);
     };
     for (const Served& op : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
       if (op.row == kNoChange) continue;
