@@ -45,6 +45,7 @@ install(CODE "
 # Two components: the command with what its users read, and the libraries with their headers.
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME command)
 install(TARGETS sluice RUNTIME)
+install(PROGRAMS tools/sluice-args DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 foreach(script folder IN ZIP_LISTS scripts script_folders)
   install(FILES ${script} DESTINATION ${folder})

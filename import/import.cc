@@ -73,7 +73,7 @@ bool begins_argument(std::string_view word) {
 // Groups words by the argument before them. Words before the first argument are those of the program.
 std::vector<MegatronArgument> arguments_in(std::span<const ShellWord> words, bool lines) {
   std::vector<MegatronArgument> out;
-  for (const auto& [text, line, known] : words) {
+  for (const auto& [text, line] : words) {
     if (begins_argument(text)) {
       const std::size_t equals = text.find('=');
       out.push_back({argument_name(std::string_view(text).substr(2, equals == std::string::npos ? equals : equals - 2)),
@@ -130,66 +130,55 @@ std::int64_t gpus_of_launcher(std::span<const ShellWord> words) {
   return value({"-N", "--nodes"}) * value({"--ntasks-per-node"});
 }
 
-// Whether arguments change neither time nor memory.
-bool without_effect(const MegatronArgument& argument) {
-  return megatron_key(argument.name) == nullptr && megatron_without_effect(argument.name) &&
-         !megatron_not_modeled(argument.name, fmt::format("{}", fmt::join(argument.words, " ")));
+// Returns how to obtain the arguments of a script that cannot be followed.
+std::string ask_a_shell(const std::string& source) {
+  return fmt::format("'sluice-args bash {} > args.txt' writes the arguments of the run, and sluice reads args.txt",
+                     source);
 }
 
-// Whether the words of a choice are arguments that change neither time nor memory.
-bool without_effect(const ShellChoice& choice) {
-  std::vector<ShellWord> words;
-  for (const std::string& word : choice.words) words.push_back({word});
-  const std::vector<MegatronArgument> arguments = arguments_in(words, false);
-  return (words.empty() || begins_argument(words.front().text)) &&
-         std::all_of(arguments.begin(), arguments.end(),
-                     [](const MegatronArgument& argument) { return without_effect(argument); });
-}
-
-// Throws InputError if a word depends on a test that cannot be decided. `argument`: whose value it is; null if it may
-// hold any arguments.
-void check_choice(const ShellWord& word, const MegatronArgument* argument, const ShellScript& script,
-                  const std::string& source) {
-  for (const auto& [name, choice] : script.choices) {
+// Throws InputError if a word contains a variable that control flow may set.
+void check_certain(const ShellWord& word, const ShellScript& script, const std::string& source) {
+  for (const auto& [name, place] : script.doubts) {
     const std::size_t at = word.text.find("$" + name);
-    if (at == std::string::npos) continue;
     const std::size_t end = at + 1 + name.size();
-    const bool longer = end < word.text.size() &&
+    const bool longer = at != std::string::npos && end < word.text.size() &&
                         (std::isalnum(static_cast<unsigned char>(word.text[end])) != 0 || word.text[end] == '_');
-    if (longer || (argument == nullptr ? without_effect(choice) : without_effect(*argument))) continue;
-    throw InputError(fmt::format(
-        "{}: line {}: ${} depends on line {}, which only a shell can decide: put echo before the command that trains, "
-        "run the script, and import the line that it prints",
-        source, word.line, name, choice.line));
+    if (at == std::string::npos || longer) continue;
+    throw InputError(fmt::format("{}: line {}: ${} depends on '{}' in line {}, which only a shell can follow: {}",
+                                 source, word.line, name, place.word, place.line, ask_a_shell(source)));
   }
 }
 
 // Returns variables and outputs of commands that only a shell knows and that may hold arguments: those that are not the
-// value of an argument. Throws InputError for those that depend on a test.
+// value of an argument. Throws InputError for those that control flow may set, unless they are the value of an argument
+// that changes neither time nor memory.
 std::vector<std::string> unknown_expansions(std::span<const ShellWord> words, const ShellScript& script,
                                             const std::string& source) {
   std::vector<std::string> out;
-  MegatronArgument argument;
-  int values = 0;  // that the last argument still takes
+  std::string name;        // of the last argument
+  bool has_effect = true;  // whether it changes time or memory
+  int values = 0;          // that it still takes
   for (const ShellWord& word : words) {
     if (begins_argument(word.text)) {
-      argument = arguments_in(std::span(&word, 1), true).front();
+      const MegatronArgument argument = arguments_in(std::span(&word, 1), true).front();
       const MegatronKey* const key = megatron_key(argument.name);
+      name = argument.name;
+      const std::string value = argument.words.empty() ? "" : argument.words.front();
+      has_effect =
+          key != nullptr || !megatron_without_effect(argument.name) || megatron_not_modeled(argument.name, value);
       const bool list = key != nullptr && key->value == MegatronValue::words;
-      values = list ? std::numeric_limits<int>::max() : key != nullptr && key->value == MegatronValue::flag ? 0 : 1;
-      if (!argument.words.empty() && !list) values = 0;
-      if (!argument.words.empty()) check_choice(word, &argument, script, source);
-      continue;
+      const bool flag = (key != nullptr && key->value == MegatronValue::flag) || !argument.words.empty();
+      values = list ? std::numeric_limits<int>::max() : flag ? 0 : 1;
+      if (has_effect) check_certain(word, script, source);
+    } else {
+      if (values == 0 || has_effect) check_certain(word, script, source);
+      if (values > 0 && has_effect && word.text.starts_with('$') && !script.commands.empty()) {
+        throw InputError(fmt::format("{}: line {}: --{}: the value of {} is not known: {}", source, word.line, name,
+                                     word.text, ask_a_shell(source)));
+      }
+      if (values == 0 && word.text.starts_with('$')) out.push_back(fmt::format("{} (line {})", word.text, word.line));
+      values = std::max(0, values - 1);
     }
-    if (word.text.starts_with('$') && values == 0) {
-      check_choice(word, nullptr, script, source);
-      bool choice = false;
-      for (const auto& each : script.choices) choice = choice || word.text == "$" + each.first;
-      if (!choice) out.push_back(fmt::format("{} (line {})", word.text, word.line));
-    } else if (values > 0) {
-      check_choice(word, &argument, script, source);
-    }
-    values = std::max(0, values - 1);
   }
   return out;
 }
@@ -216,7 +205,7 @@ FileTexts take_configurations(std::string& text) {
 }
 
 // Adds what DeepSpeed's configuration file determines to the arguments. Returns the notes about it.
-std::vector<std::string> read_deepspeed_file(std::vector<MegatronArgument>& arguments, const ShellScript& script,
+std::vector<std::string> read_deepspeed_file(std::vector<MegatronArgument>& arguments, const FileTexts& files,
                                              const std::string& source) {
   std::string name;
   bool used = false;
@@ -228,11 +217,7 @@ std::vector<std::string> read_deepspeed_file(std::vector<MegatronArgument>& argu
   const std::filesystem::path path = std::filesystem::path(source).parent_path() / name;
   std::error_code error;
   DeepSpeedConfig config;
-  if (const auto choice = script.choices.find("file " + name); choice != script.choices.end()) {
-    throw InputError(
-        fmt::format("{}: {} depends on line {}, which only a shell can decide", source, name, choice->second.line));
-  }
-  if (const auto found = script.files.find(name); found != script.files.end()) {
+  if (const auto found = files.find(name); found != files.end()) {
     config = read_deepspeed(found->second, fmt::format("{}: {}", source, name));
   } else if (!name.empty() && std::filesystem::is_regular_file(path, error)) {
     config = read_deepspeed(read_file(path.string(), std::int64_t{kMostScript}), path.string());
@@ -250,13 +235,13 @@ std::vector<std::string> read_deepspeed_file(std::vector<MegatronArgument>& argu
 }
 
 Imported import_words(std::span<const ShellWord> words, std::int64_t gpus, bool lines, const ShellScript& script,
-                      const std::string& source) {
+                      const FileTexts& files, const std::string& source) {
   const std::size_t program = program_in(words);
   const std::size_t launcher = program == words.size() ? 0 : program;
   const std::vector<std::string> unknown = unknown_expansions(words.subspan(launcher), script, source);
   if (const std::int64_t launched = gpus_of_launcher(words.first(launcher)); launched > 0) gpus = launched;
   std::vector<MegatronArgument> arguments = arguments_in(words.subspan(launcher), lines);
-  std::vector<std::string> notes = read_deepspeed_file(arguments, script, source);
+  std::vector<std::string> notes = read_deepspeed_file(arguments, files, source);
   Imported out = scenario_of_megatron(arguments, gpus, source);
   out.notes.insert(out.notes.end(), notes.begin(), notes.end());
   if (program < words.size() && !unknown.empty()) {
@@ -282,32 +267,35 @@ Imported import_script(std::string_view text, const std::string& source) {
         fmt::format("{}: expected a script of at most {} bytes, got {}", source, kMostScript, text.size()));
   }
   std::string commands(text);
-  FileTexts printed = take_configurations(commands);
-  ShellScript script = read_shell(commands, source);
-  script.files.merge(printed);
+  const FileTexts files = take_configurations(commands);
+  const ShellScript script = read_shell(commands, source);
   const ShellCommand* chosen = nullptr;
   for (const ShellCommand& command : script.commands) {
     if (!trains(command.words)) continue;
     if (chosen != nullptr) {
-      throw InputError(fmt::format("{}: lines {} and {}: expected one command with arguments of Megatron-LM", source,
-                                   chosen->words.front().line, command.words.front().line));
+      throw InputError(fmt::format("{}: lines {} and {}: expected one command with arguments of Megatron-LM: {}",
+                                   source, chosen->words.front().line, command.words.front().line,
+                                   ask_a_shell(source)));
     }
     chosen = &command;
   }
   if (chosen == nullptr) {
     throw InputError(fmt::format(
         "{}: expected a scenario in JSON, a dump of Megatron-LM's arguments, or a script with a command such as "
-        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 ...",
-        source));
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 ...: {}",
+        source, ask_a_shell(source)));
+  }
+  if (const auto& [line, word] = chosen->within; line > 0 && word != ShellPlace::kChain && word != ShellPlace::kShell) {
+    throw InputError(
+        fmt::format("{}: line {}: the command depends on '{}' in line {}, which only a shell can follow: {}", source,
+                    chosen->words.front().line, word, line, ask_a_shell(source)));
   }
   std::int64_t gpus = 0;
-  if (const auto world = script.variables.find("WORLD_SIZE"); world != script.variables.end()) {
-    gpus = world->second.values.empty() ? 0 : count_of_gpus(world->second.values.front());
-  }
-  if (const auto world = chosen->environment.find("WORLD_SIZE"); world != chosen->environment.end()) {
-    gpus = count_of_gpus(world->second);
-  }
-  Imported out = import_words(chosen->words, gpus, true, script, source);
+  const auto world = script.variables.find("WORLD_SIZE");
+  const auto doubt = script.doubts.find("WORLD_SIZE");
+  const bool certain = doubt == script.doubts.end() || doubt->second.word == ShellPlace::kEnvironment;
+  if (world != script.variables.end() && !world->second.empty() && certain) gpus = count_of_gpus(world->second.front());
+  Imported out = import_words(chosen->words, gpus, true, script, files, source);
   for (const std::string& note : script.notes) out.notes.push_back(fmt::format("{}: {}", source, note));
   return out;
 }
@@ -447,8 +435,7 @@ Imported import_megatron_line(std::string_view line, const std::string& source) 
     throw InputError(fmt::format("{}: expected at most {} bytes, got {}", source, kMostScript, line.size()));
   }
   std::string arguments_alone(line);
-  ShellScript script;
-  script.files = take_configurations(arguments_alone);
+  const FileTexts files = take_configurations(arguments_alone);
   const std::vector<ShellWord> words = split_words(arguments_alone, source);
   const bool program = program_in(words) < words.size();
   const bool arguments =
@@ -457,7 +444,7 @@ Imported import_megatron_line(std::string_view line, const std::string& source) 
     throw InputError(fmt::format("{}: expected arguments of Megatron-LM, such as --num-layers 32, got '{}'", source,
                                  words.empty() ? "" : words.front().text));
   }
-  return import_words(words, 0, false, script, source);
+  return import_words(words, 0, false, {}, files, source);
 }
 
 std::string naming_arguments(const std::string& what, const std::string& source, const Imported& imported) {

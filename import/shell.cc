@@ -3,472 +3,445 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <initializer_list>
-#include <optional>
 #include <set>
-#include <span>
 #include <utility>
 
-#include "import/shell_commands.h"
-#include "import/shell_test.h"
 #include "model/errors.h"
 
 namespace sluice::imports {
 namespace {
 
-constexpr int kMostShellDepth = 50;       // of compound commands and functions
-constexpr int kMostShellSteps = 200'000;  // commands
-constexpr std::size_t kMostLoops = 1000;  // of one `for`
-constexpr int kMostPasses = 5;            // over the body of a loop of unknown length
+constexpr std::size_t kMostExpanded = std::size_t{1} << 24;  // characters
+constexpr int kMostTexts = 1000;                             // that are read within others
 
-// Reads compound commands.
-class ShellReader final : public ShellCommands {
+constexpr char kSplit = '\1';  // in expanded text: between two words
+
+// What the readers of a script and of the texts in it share.
+struct ShellState {
+  std::string source;
+  ShellScript script;
+  std::set<std::string> functions;
+  std::size_t expanded = 0;
+  int texts = 0;
+};
+
+bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// Returns the number of characters of the name, or digit, at the beginning of a text.
+std::size_t shell_name_length(std::string_view text) {
+  const auto ends = [&](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_'; };
+  if (!text.empty() && is_digit(text.front())) return 1;
+  return static_cast<std::size_t>(std::find_if(text.begin(), text.end(), ends) - text.begin());
+}
+
+class ShellReader {
  public:
-  using ShellCommands::ShellCommands;
-
-  ShellScript run() {
-    list({});
-    if (!at_end() && !ended_) fail(line_, fmt::format("unexpected '{}'", here()));
-    std::erase_if(variables_, [&](auto& entry) {
-      auto& [name, variable] = entry;
-      if (!name.starts_with("file ")) return false;
-      if (variable.known) out_.files[name.substr(5)] = std::move(variable.values.front());
-      return true;
-    });
-    out_.variables = std::move(variables_);
-    return std::move(out_);
+  // Without `script`, all characters but quotes and backslashes are ordinary. `outer` decides whether the text is read.
+  ShellReader(std::string_view text, ShellState& state, std::int64_t line, bool script = true, ShellPlace outer = {})
+      : text_(text), state_(state), line_(line), script_(script), outer_(std::move(outer)) {
+    if (++state_.texts > kMostTexts) fail(line_, fmt::format("expected at most {} texts within others", kMostTexts));
   }
 
-  std::vector<ShellWord> words() {
+  void run() {
+    while (!at_end()) next();
+  }
+
+  // Reads words up to a character, or to the end of the text.
+  std::vector<ShellWord> words(char end) {
     std::vector<ShellWord> out;
-    while (!at_end()) {
+    while (!at_end() && here() != end) {
       if (skip_blank()) continue;
       if (here() == '\n') {
         take();
-        continue;
+      } else if (at_operator()) {
+        fail(line_, fmt::format("'{}' is not supported in an array", here()));
+      } else {
+        add_word(out);
       }
-      const std::int64_t line = line_;
-      for (std::string& word : word_fields()) out.push_back({std::move(word), line});
     }
     return out;
   }
 
  private:
-  void expect(std::string_view word, std::string_view what, std::int64_t line) {
-    separators();
-    if (!takes(word)) fail(line, fmt::format("'{}' without '{}'", what, word));
+  [[noreturn]] void fail(std::int64_t line, const std::string& what) const {
+    throw InputError(script_ ? fmt::format("{}: line {}: {}", state_.source, line, what)
+                             : fmt::format("{}: {}", state_.source, what));
   }
 
-  // Runs commands until one of these words, which is not taken, or the end. Returns the status of the last.
-  Status list(std::initializer_list<std::string_view> ends) {
-    if (++depth_ > kMostShellDepth) fail(line_, "commands are nested too deeply");
-    Status status = true;
-    for (separators(); !at_end(); separators()) {
-      const bool ends_here = std::find(ends.begin(), ends.end(), raw()) != ends.end() && !raw().empty();
-      if (ends_here || here() == ')' || (here() == ';' && (after() == ';' || after() == '&'))) break;
-      if (!ended_ || skipping_) {
-        status = and_or();
-      } else if (depth_ == 1) {
-        break;
-      } else {
-        skip([&] { and_or(); });
-      }
+  bool at_end() const { return at_ >= text_.size(); }
+  char here(std::size_t n = 0) const { return at_ + n < text_.size() ? text_[at_ + n] : '\0'; }
+  bool is_here(std::string_view characters) const {
+    return !at_end() && characters.find(here()) != std::string_view::npos;
+  }
+  std::string_view rest() const { return text_.substr(std::min(at_, text_.size())); }
+  char take() {
+    if (here() == '\n') ++line_;
+    return text_[at_++];
+  }
+  bool at_operator() const { return script_ && is_here(";&|<>()"); }
+  bool ends_word() const { return at_end() || is_here(" \t\r\n") || at_operator(); }
+  // Returns the word here as it is written.
+  std::string_view raw() const { return rest().substr(0, rest().find_first_of(" \t\r\n;&|<>()")); }
+
+  // Skips a blank, a continued line or a comment. Returns whether there was one.
+  bool skip_blank() {
+    const std::size_t begin = at_;
+    if (is_here(" \t\r")) {
+      ++at_;
+    } else if (here() == '\\' && (here(1) == '\n' || (here(1) == '\r' && here(2) == '\n'))) {
+      at_ += here(1) == '\n' ? 2 : 3;
+      ++line_;
+    } else if (script_ && here() == '#') {
+      at_ = std::min(text_.find('\n', at_), text_.size());
     }
-    --depth_;
-    return status;
+    return at_ > begin;
   }
 
-  Status and_or() {
-    Status status = pipeline();
-    while (true) {
-      blanks();
-      const bool both = starts("&&");
-      if (!both && !starts("||")) return status;
-      at_ += 2;
-      newlines();
-      const std::int64_t line = line_;
-      if ((ended_ && !skipping_) || (status && *status != both)) {
-        skip([&] { pipeline(); });
-      } else if (status) {
-        status = pipeline();
-      } else {
-        Branch without = branch();
-        ++undecided_;
-        pipeline();
-        --undecided_;
-        Branch with = branch();
-        merge({std::move(without), std::move(with)}, line);
-      }
-    }
-  }
-
-  Status pipeline() {
-    blanks();
-    const bool inverted = takes("!");
-    if (inverted) blanks();
-    Status status = command();
-    for (blanks(); here() == '|' && after() != '|'; blanks()) {
-      at_ += after() == '&' ? 2 : 1;
-      newlines();
-      const Branch before = branch();  // what follows is a subshell
-      command();
-      restore(before);
-      status = std::nullopt;
-    }
-    return inverted && status ? Status(!*status) : status;
-  }
-
-  Status command() {
-    if (++steps_ > kMostShellSteps) fail(line_, "the script has too many commands");
+  // Returns the text up to the character that closes what begins before it. Both are left out.
+  std::string up_to(char close, char open = '\0') {
     const std::int64_t line = line_;
-    const std::string_view word = raw();
-    Status status;
-    if (starts("((")) {
-      status = arithmetic_command(line);
-    } else if (here() == '(') {
-      status = subshell(line);
-    } else if (word == "{") {
-      ++at_;
-      status = list({"}"});
-      expect("}", "{", line);
-    } else if (word == "[[") {
-      status = double_bracket(line);
-    } else if (word == "if") {
-      if_command(line);
-    } else if (word == "case") {
-      case_command(line);
-    } else if (word == "for") {
-      for_command(line);
-    } else if (word == "while" || word == "until") {
-      while_command(line);
-    } else if (word == "function" || defines_function()) {
-      define(word == "function", line);
-      return true;
-    } else if (word == "select" || word == "coproc") {
-      unsupported(line, word);
+    std::string text;
+    for (int depth = 1;; text += take()) {
+      if (at_end()) fail(line, fmt::format("expected a closing {}", close));
+      depth += here() == close ? -1 : here() == open ? 1 : 0;
+      if (depth == 0) break;
+    }
+    ++at_;
+    return text;
+  }
+
+  // Adds the words into which the one here expands. Empty ones are left out.
+  void add_word(std::vector<ShellWord>& out) {
+    const std::int64_t line = line_;
+    const std::string text = expanded_word();
+    for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+      end = std::min(text.find(kSplit, begin), text.size());
+      if (end > begin) out.push_back({text.substr(begin, end - begin), line});
+    }
+  }
+  std::string whole_word() { return unsplit(expanded_word()); }
+  static std::string unsplit(std::string text) {
+    std::replace(text.begin(), text.end(), kSplit, ' ');
+    return text;
+  }
+  std::string expanded_word() {
+    std::string out;
+    while (!ends_word()) out += piece();
+    state_.expanded += out.size();
+    if (state_.expanded > kMostExpanded) fail(line_, "the variables are too long");
+    return out;
+  }
+
+  // Expands a character, a quotation or an expansion outside double quotes.
+  std::string piece() {
+    const std::int64_t line = line_;
+    const char c = take();
+    if (c == '\\') return escaped();
+    if (c == '\'') return up_to('\'');
+    if (script_ && (c == '$' || c == '`')) return expansion(c, false);
+    if (c != '"') return std::string(1, c);
+    std::string text;
+    while (here() != '"' || at_end()) {
+      if (at_end()) fail(line, "expected a closing \"");
+      text += quoted_piece();
+    }
+    ++at_;
+    return text;
+  }
+  std::string quoted_piece() {
+    const char c = take();
+    if (script_ && (c == '$' || c == '`')) return expansion(c, true);
+    return c == '\\' && is_here("\"\\$`\n") ? escaped() : std::string(1, c);
+  }
+  std::string escaped() {
+    const char c = at_end() ? '\n' : take();
+    return c == '\n' ? "" : std::string(1, c);
+  }
+
+  // Expands what follows '$' or '`'.
+  std::string expansion(char mark, bool quoted) {
+    if (mark == '`') return "`" + up_to('`') + "`";
+    if (is_here("({")) {
+      const char open = take();
+      const char close = open == '(' ? ')' : '}';
+      const std::string inside = up_to(close, open);
+      const std::string written = fmt::format("${}{}{}", open, inside, close);
+      return open == '(' ? written : value(inside, written, quoted);
+    }
+    const std::size_t length = std::max<std::size_t>(shell_name_length(rest()), is_here("@*#?!-$") ? 1 : 0);
+    const std::string_view name = rest().substr(0, length);
+    at_ += length;
+    return value(name, fmt::format("${}", name), quoted);
+  }
+
+  // Returns the value of ${inside}; `written` if only a shell knows it. The script is assumed to have no arguments.
+  std::string value(std::string_view inside, const std::string& written, bool quoted) {
+    if (inside == "@" || inside == "*") {
+      return place().line == 0 && !doubts().contains("@") ? "" : written;
+    }
+    const std::string name(inside.substr(0, shell_name_length(inside)));
+    const std::string_view after = inside.substr(name.size());
+    const bool colon = after.starts_with(":-");
+    const bool has_default = !name.empty() && (colon || after.starts_with('-'));
+    const bool list = after == "[@]" || after == "[*]";
+    if (doubts().contains(name)) return "$" + name;
+    const auto found = state_.script.variables.find(name);
+    const bool set = found != state_.script.variables.end();
+    if (has_default && (!set || (colon && first_of(found->second).empty()))) {
+      std::string word(after.substr(colon ? 2 : 1));
+      if (quoted) std::erase(word, '"');  // which are no part of the word, unlike '
+      ShellReader inner(word, state_, line_, script_, place());
+      std::string out;
+      while (!inner.at_end()) {
+        const bool blank = !quoted && inner.is_here(" \t\n");
+        out += quoted ? inner.quoted_piece() : inner.piece();
+        if (blank) out.back() = kSplit;
+      }
+      return out;
+    }
+    if (!set || !(after.empty() || list || has_default)) return written;
+    return joined(list ? found->second : std::vector{first_of(found->second)}, list, quoted);
+  }
+  static std::string first_of(const std::vector<std::string>& values) { return values.empty() ? "" : values.front(); }
+
+  // Returns values as one text: quoted ones as they are, others split at blanks.
+  static std::string joined(const std::vector<std::string>& values, bool list, bool quoted) {
+    std::string out;
+    for (const std::string& value : values) {
+      if (list && &value != &values.front()) out += kSplit;
+      for (const char c : value) out += !quoted && (c == ' ' || c == '\t' || c == '\n') ? kSplit : c;
+    }
+    return out;
+  }
+
+  // Reads a separator, a word of control flow, or a simple command.
+  void next() {
+    const std::string word(raw());
+    if (skip_blank()) return;
+    if (here() == '\n') {
+      newline();
+    } else if (rest().starts_with("((")) {
+      take();
+      doubt_names(up_to(')', '('), place_or("(("));
+    } else if (is_here(";&|()") && !rest().starts_with("&>")) {
+      separator();
+    } else if (is_one_of(word, {"then", "else", "elif", "do", "!", "function"})) {
+      at_ += word.size();
+    } else if (is_one_of(word, {"if", "while", "until", "case", "for", "select", "{"})) {
+      at_ += word.size();
+      open(word);
+    } else if (is_one_of(word, {"fi", "done", "esac", "}"})) {
+      at_ += word.size();
+      if (depth_ > 0) --depth_;
     } else {
-      for (const char* each : {"then", "else", "elif", "fi", "do", "done", "esac", "}"}) {
-        if (word == each) fail(line, fmt::format("unexpected '{}'", each));
+      simple_command();
+    }
+  }
+
+  void open(const std::string& word) {
+    if (depth_++ == 0) open_ = {line_, word};
+  }
+
+  void newline() {
+    take();
+    chain_ = 0;
+    for (const std::string& delimiter : std::exchange(here_documents_, {})) {
+      for (std::string_view row; row != delimiter && !at_end(); ++line_) {
+        row = rest().substr(0, rest().find('\n'));
+        at_ = std::min(at_ + row.size() + 1, text_.size());
+        row.remove_prefix(std::min(row.find_first_not_of('\t'), row.size()));
+        if (row.ends_with('\r')) row.remove_suffix(1);
       }
-      return simple_command();
     }
-    while (skip_blank() || redirection()) {
-    }
-    return status;
   }
 
-  Status subshell(std::int64_t line) {
-    ++at_;
-    const Branch before = branch();
-    const Status status = list({});
-    if (here() != ')') fail(line, "'(' without ')'");
-    ++at_;
-    restore(before);
-    return status;
-  }
-
-  Status arithmetic_command(std::int64_t line) {
-    const std::string text = enclosed('(', ')');
-    if (text.size() < 4 || !text.ends_with("))")) fail(line, "'((' without '))'");
-    const std::string_view inside = std::string_view(text).substr(2, text.size() - 4);
-    for (std::size_t i = 0; i < inside.size(); ++i) {
-      const char before = i > 0 ? inside[i - 1] : ' ';
-      const char next = i + 1 < inside.size() ? inside[i + 1] : ' ';
-      const bool compares = std::string_view("=!<>").find(before) != std::string_view::npos || next == '=';
-      const bool sets = inside[i] == '=' ? !compares : (inside[i] == '+' || inside[i] == '-') && next == inside[i];
-      if (sets && !skipping_) unsupported(line, text);
-    }
-    const auto value = shell_arithmetic(inside, variables_);
-    return value ? Status(*value != 0) : std::nullopt;
-  }
-
-  Status double_bracket(std::int64_t line) {
-    at_ += 2;
-    std::vector<ShellOperand> operands;
-    while (true) {
-      if (at_end()) fail(line, "'[[' without ']]'");
-      if (skip_blank()) continue;
-      if (here() == '\n') {
-        newline();
-        continue;
+  void separator() {
+    const std::int64_t line = line_;
+    const bool chains = rest().starts_with("&&") || rest().starts_with("||");
+    const char c = take();
+    if (c == '(') {
+      open("(");
+      ++parentheses_;
+    } else if (c == ')' && parentheses_ > 0) {  // of others, the words before are the pattern of a `case`
+      --parentheses_;
+      if (depth_ > 0) --depth_;
+    } else if (chains) {
+      for (++at_; skip_blank() || here() == '\n';) {
+        if (here() == '\n') newline();
       }
-      if (takes("]]")) break;
-      if (is_operator(here())) {
-        const std::size_t length = starts("&&") || starts("||") ? 2 : 1;
-        operands.push_back({std::string(text_.substr(at_, length))});
-        at_ += length;
-        continue;
-      }
-      operands.push_back(operand());
-      if (operands.back().text != "=~") continue;
-      while (!at_end() && here() != '\n' && !starts(" ]]")) ++at_;  // a regular expression is no word
-      operands.push_back({"", false});
+      chain_ = line;
+    } else if (c == ';' || c == '&') {
+      chain_ = 0;
     }
-    return shell_test(operands, variables_);
   }
 
-  // Runs a branch as far as its condition allows, collects its effects, and restores the state before it.
-  template <typename Work>
-  void alternative(const Status& runs, const Work& work, std::vector<Branch>& branches) {
-    if (runs == false) return skip(work);
-    const Branch before = branch();
-    undecided_ += runs ? 0 : 1;
-    work();
-    undecided_ -= runs ? 0 : 1;
-    branches.push_back(branch());
-    restore(before);
-  }
+  // Returns what decides whether a command runs here, or how often.
+  ShellPlace place() const { return depth_ > 0 ? open_ : chain_ > 0 ? ShellPlace{chain_, ShellPlace::kChain} : outer_; }
+  ShellPlace place_or(const std::string& word) const { return place().line > 0 ? place() : ShellPlace{line_, word}; }
 
-  // Returns whether the branches after one are reached, where `open` tells it for that one.
-  static Status still_open(const Status& open, const Status& holds) {
-    if (open == false || holds == true) return open == true || open == false ? Status(false) : std::nullopt;
-    return holds == false ? open : std::nullopt;
-  }
-
-  // Returns whether a branch runs that is reached and whose condition holds.
-  static Status both(const Status& open, const Status& holds) {
-    if (open == false || holds == false) return false;
-    return open && holds ? Status(true) : std::nullopt;
-  }
-
-  void if_command(std::int64_t line) {
-    std::vector<Branch> branches;
-    Status open = true;
-    const char* word = "if";
-    at_ += 2;
-    do {
-      const std::int64_t test_line = line_;
-      Status holds = false;
-      if (open == false) {
-        skip([&] { list({"then"}); });
-      } else {
-        holds = list({"then"});
-      }
-      expect("then", word, test_line);
-      alternative(
-          both(open, holds),
-          [&] {
-            list({"elif", "else", "fi"});
-          },
-          branches);
-      open = still_open(open, holds);
-      separators();
-      word = "elif";
-    } while (takes("elif"));
-    if (takes("else")) {
-      alternative(
-          open, [&] { list({"fi"}); }, branches);
-      open = false;
+  std::map<std::string, ShellPlace>& doubts() { return state_.script.doubts; }
+  void doubt_names(std::string_view text, const ShellPlace& why) {
+    while (!text.empty()) {
+      const std::size_t length = shell_name_length(text);
+      if (length > 0) doubts().try_emplace(std::string(text.substr(0, length)), why);
+      text.remove_prefix(std::max<std::size_t>(length, 1));
     }
-    expect("fi", "if", line);
-    if (open != false) branches.push_back(branch());
-    merge(std::move(branches), line);
   }
 
-  void case_command(std::int64_t line) {
-    at_ += 4;
-    blanks();
-    const ShellOperand word = operand();
-    separators();
-    if (!takes("in")) fail(line, "'case' without 'in'");
-    std::vector<Branch> branches;
-    Status open = true;
-    for (separators(); !takes("esac"); separators()) {
-      if (at_end()) fail(line, "'case' without 'esac'");
-      if (here() == '(') ++at_;
-      Status holds = false;
-      do {
-        blanks();
-        const ShellOperand pattern = operand();
-        const Status one = pattern.pattern && pattern.text == "*" ? Status(true) : shell_matches(word, pattern);
-        holds = holds == true || one == true ? Status(true) : holds && one ? Status(false) : std::nullopt;
-        blanks();
-      } while (here() == '|' && at_++ < text_.size());
-      if (here() != ')') fail(line_, "expected ) after the pattern");
-      ++at_;
-      alternative(
-          both(open, holds), [&] { list({"esac"}); }, branches);
-      open = still_open(open, holds);
-      separators();
-      if (starts(";;&") || starts(";&")) unsupported(line_, ";&");
-      if (starts(";;")) at_ += 2;
-    }
-    if (open != false) branches.push_back(branch());
-    merge(std::move(branches), line);
-  }
-
-  void for_command(std::int64_t line) {
-    at_ += 3;
-    blanks();
+  // Reads NAME=word, NAME+=word or NAME=(words). Returns the name; "" if there is none.
+  std::string assignment() {
+    const std::string name(rest().substr(0, shell_name_length(rest())));
+    const bool append = rest().substr(name.size()).starts_with("+=");
+    if (name.empty() || (!append && here(name.size()) != '=')) return "";
+    if (name == "IFS") fail(line_, "IFS is not supported: sluice-args prints the arguments of a script");
+    const std::int64_t line = line_;
+    at_ += name.size() + (append ? 2 : 1);
+    const auto found = state_.script.variables.find(name);
+    auto values = found == state_.script.variables.end() ? std::vector<std::string>{} : found->second;
     if (here() == '(') {
-      enclosed('(', ')');
-      return loop_of_unknown_length(line, {});
-    }
-    const std::string name(text_.substr(at_, name_length()));
-    if (name.empty()) fail(line, "expected a name after 'for'");
-    at_ += name.size();
-    blanks();
-    std::vector<std::string> words;
-    const bool known = std::exchange(known_, true);
-    if (takes("in")) {
-      for (blanks(); !ends_word(); blanks()) {
-        std::vector<std::string> fields = word_fields();
-        words.insert(words.end(), fields.begin(), fields.end());
-      }
+      take();
+      if (!append) values.clear();
+      for (ShellWord& word : words(')')) values.push_back(std::move(word.text));
+      if (at_end()) fail(line, "expected ) at the end of the array");
+      take();
     } else {
-      known_ = false;  // the arguments
+      if (values.empty()) values.emplace_back();  // of an array, the first element
+      values.front() = (append ? values.front() : "") + whole_word();
     }
-    const bool files = std::any_of(words.begin(), words.end(), [](const std::string& word) {
-      return word.find_first_of("*?[{") != std::string::npos;
-    });
-    if (!std::exchange(known_, known) || files || words.size() > kMostLoops) {
-      choose(name, {"$" + name}, line);
-      return loop_of_unknown_length(line, {name});
-    }
-    if (words.empty()) return skip([&] { body(line); });
-    if (skipping_) words.resize(1);
-    if (assigned_ != nullptr) assigned_->insert(name);
-    separators();
-    const std::size_t begin = at_;
-    const std::int64_t begin_line = line_;
-    for (const std::string& word : words) {
-      if (ended_ && !skipping_) return;
-      at_ = begin;
-      line_ = begin_line;
-      variables_[name] = {{word}};
-      body(line);
-    }
+    for (const std::string& value : values) state_.expanded += value.size();
+    state_.script.variables[name] = std::move(values);
+    if (place().line > 0) doubts().try_emplace(name, place());
+    return name;
   }
 
-  void body(std::int64_t line) {
-    expect("do", "for", line);
-    list({"done"});
-    expect("done", "do", line);
-  }
-
-  void while_command(std::int64_t line) {
-    const bool until = takes("until");
-    if (!until) at_ += 5;
-    std::set<std::string> assigned;
-    std::set<std::string>* const outer = std::exchange(assigned_, &assigned);
-    const Branch before = branch();
-    const Status condition = list({"do"});
-    restore(before);
-    assigned_ = outer;
-    if (condition && *condition == until) {
-      skip([&] { body(line); });
-    } else {
-      loop_of_unknown_length(line, std::move(assigned));
+  // Skips "> file", "2>&1", "&> file", "< file", "<<< word", "<(command)" and "<< END". Returns whether there is one.
+  bool redirection() {
+    std::size_t length = here() == '&' && here(1) == '>' ? 1 : 0;
+    while (is_digit(here(length))) ++length;
+    if (here(length) != '>' && here(length) != '<') return false;
+    at_ += length;
+    const bool document = rest().starts_with("<<") && here(2) != '<';
+    while (is_here("<>&|")) ++at_;
+    if (document && here() == '-') ++at_;
+    while (skip_blank()) {
     }
-  }
-
-  // Reads the body of a loop until no more variables are found that it sets. All of them become choices.
-  void loop_of_unknown_length(std::int64_t line, std::set<std::string> assigned) {
-    separators();
-    const std::size_t begin = at_;
-    const std::int64_t begin_line = line_;
-    const std::size_t commands = out_.commands.size();
-    std::set<std::string>* const outer = std::exchange(assigned_, &assigned);
-    skip([&] { body(line); });  // visits all branches
-    const Branch before = branch();
-    std::size_t known = 0;
-    for (int pass = 0; pass < kMostPasses && (pass == 0 || assigned.size() > known); ++pass) {
-      known = assigned.size();
-      restore(before);
-      for (const std::string& name : assigned) choose(name, {"$" + name}, line);
-      out_.commands.resize(commands);
-      at_ = begin;
-      line_ = begin_line;
-      ++loops_;
-      body(line);
-      --loops_;
-    }
-    const Branch after = branch();
-    restore(before);
-    assigned_ = outer;
-    for (const std::string& name : assigned) {
-      const auto set = after.variables.find(name);
-      choose(name, set == after.variables.end() ? std::vector<std::string>{} : set->second.values, line);
-      if (outer != nullptr) outer->insert(name);
-    }
-  }
-
-  // Whether "name ()" is here.
-  bool defines_function() const {
-    const std::string_view name = raw();
-    if (name.empty() || name.find_first_of("$\"'`=") != std::string_view::npos) return false;
-    std::string_view rest = text_.substr(at_ + name.size());
-    for (const char each : {'(', ')'}) {
-      rest.remove_prefix(std::min(rest.find_first_not_of(" \t"), rest.size()));
-      if (!rest.starts_with(each)) return false;
-      rest.remove_prefix(1);
+    if (here() == '(') {
+      take();
+      up_to(')', '(');
+    } else if (const std::string target = whole_word(); document) {
+      here_documents_.push_back(target);
     }
     return true;
   }
 
-  void define(bool keyword, std::int64_t line) {
-    if (keyword) at_ += 8;
-    blanks();
-    const std::string name(raw());
-    at_ += name.size();
-    blanks();
-    if (here() == '(') enclosed('(', ')');
-    newlines();
-    if (raw() != "{") unsupported(line, name + "()");
-    ++at_;
-    if (!skipping_) functions_[name] = {at_, line_};
-    skip([&] { list({"}"}); });
-    expect("}", "{", line);
-  }
-
-  Status call(const Function& function, const std::vector<ShellWord>& words) override {
-    const std::vector<ShellWord> given(words.begin() + 1, words.end());
-    const std::vector<ShellWord>* const outer_arguments = std::exchange(arguments_, &given);
-    const std::size_t at = std::exchange(at_, function.at);
-    const std::int64_t line = std::exchange(line_, function.line);
-    Saved outer_locals = std::exchange(locals_, {});
-    const int undecided = std::exchange(undecided_, 0);
-    const int loops = std::exchange(loops_, 0);
-    list({"}"});
-    for (auto& [name, variable] : locals_) {
-      if (variable) {
-        variables_[name] = std::move(*variable);
-      } else {
-        variables_.erase(name);
+  void simple_command() {
+    ShellCommand command{{}, place()};
+    std::vector<std::string> assigned;
+    bool declares = false;
+    while (!at_end() && here() != '\n') {
+      if (skip_blank() || redirection()) continue;
+      if (at_operator() || (command.words.size() == 1 && raw() == "{")) break;
+      if (command.words.empty() || declares) {
+        if (const std::string name = assignment(); !name.empty()) {
+          assigned.push_back(name);
+          continue;
+        }
       }
+      if (command.words.empty()) {
+        for (const std::string& name : assigned)
+          doubts().try_emplace(name, place_or(ShellPlace::kEnvironment));  // of its environment alone
+        declares = is_one_of(raw(), {"export", "declare", "local", "readonly", "typeset"});
+      }
+      add_word(command.words);
     }
-    if (std::exchange(returned_, false)) ended_ = false;
-    undecided_ = undecided;
-    loops_ = loops;
-    locals_ = std::move(outer_locals);
-    arguments_ = outer_arguments;
-    at_ = at;
-    line_ = line;
-    return std::nullopt;  // the number that `return` returns is not followed
+    if (command.words.empty() || declares || (here() == ')' && parentheses_ == 0)) return;
+    if (here() == '(' || here() == '{') {
+      state_.functions.insert(command.words.front().text);
+    } else if (!state_.functions.contains(command.words.front().text)) {
+      carry_out(command);
+    }
   }
 
-  ShellScript run_text(const std::string& text, std::int64_t line) override {
-    if (depth_ > kMostShellDepth / 2) fail(line, "commands are nested too deeply");
-    ShellReader inner(text, source_, true);
-    inner.variables_ = variables_;
-    inner.line_ = line;
-    inner.depth_ = depth_ + kMostShellDepth / 10;
-    return inner.run();
+  // Follows the commands that change variables or end the script, and records the others but those that print.
+  void carry_out(const ShellCommand& command) {
+    const std::vector<ShellWord>& words = command.words;
+    const std::string& name = words.front().text;
+    const std::string second = words.size() > 1 ? words[1].text : "";
+    std::string text;
+    for (std::size_t i = 1; i < words.size(); ++i) text += words[i].text + " ";
+    if (is_one_of(name, {"unset", "read", "mapfile", "readarray", "getopts", "let"}) ||
+        (name == "printf" && second == "-v")) {
+      doubt_names(text, place_or(name));
+    } else if (second == "in") {
+      doubt_names(name, place_or(second));  // of `for`
+    } else if (name == "eval") {
+      read_text(command, 0, text, place());
+    } else if (name == "source" || name == ".") {
+      state_.script.notes.push_back(
+          fmt::format("line {}: '{} {}' is not read, which may set variables", words.front().line, name, second));
+    } else if (name == "set" && second == "--") {
+      doubts().try_emplace("@", place_or(name));
+    } else if (!is_one_of(name, {"echo", "printf", "set", "trap", "shopt", "cat", "logger", "[", "test"})) {
+      record(command);
+      if (place().line == 0 && (name == "exit" || (name == "exec" && !text.empty()))) at_ = text_.size();
+    }
   }
 
-  int depth_ = 0;
-  int steps_ = 0;
+  // Records a command. `bash -c "..."` and a word with a program and arguments run the commands of a text.
+  void record(const ShellCommand& command) {
+    const std::vector<ShellWord>& words = command.words;
+    if (command.within.line > 0 && words.front().text.starts_with('-')) return;  // the pattern of a `case`
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const std::string& text = words[i].text;
+      const bool c = i > 0 && text.size() > 1 && text[0] == '-' && text[1] != '-' && text.ends_with('c');
+      const bool shell = c && words[i - 1].text.ends_with("sh") && i + 1 < words.size();
+      const bool program = text.find(" --") != std::string::npos && text.find(".py") != std::string::npos;
+      if (shell) return read_text(command, i - 1, words[i + 1].text, place_or(ShellPlace::kShell));
+      if (program) return read_text(command, i, text, place_or(ShellPlace::kShell));
+    }
+    state_.script.commands.push_back(command);
+  }
+
+  // Records the commands of a text, each after the first words of the command that runs it.
+  void read_text(const ShellCommand& command, std::size_t launcher, const std::string& text, ShellPlace outer) {
+    const std::size_t first = state_.script.commands.size();
+    ShellReader(text, state_, command.words.front().line, true, std::move(outer)).run();
+    for (std::size_t i = first; i < state_.script.commands.size(); ++i) {
+      std::vector<ShellWord>& words = state_.script.commands[i].words;
+      words.insert(words.begin(), command.words.begin(), command.words.begin() + static_cast<std::ptrdiff_t>(launcher));
+    }
+  }
+
+  std::string_view text_;
+  ShellState& state_;
+  std::int64_t line_;
+  bool script_;
+  ShellPlace outer_;
+  ShellPlace open_;  // the outermost word of control flow
+  int depth_ = 0;    // of control flow
+  int parentheses_ = 0;
+  std::int64_t chain_ = 0;  // line of the && or || before a command; 0: none
+  std::size_t at_ = 0;
+  std::vector<std::string> here_documents_;
 };
 
 }  // namespace
 
 ShellScript read_shell(std::string_view text, const std::string& source) {
-  return ShellReader(text, source, true).run();
+  ShellState state{.source = source};
+  ShellReader(text, state, 1).run();
+  return std::move(state.script);
 }
 
 std::vector<ShellWord> split_words(std::string_view text, const std::string& source) {
-  return ShellReader(text, source, false).words();
+  ShellState state{.source = source};
+  return ShellReader(text, state, 1, false).words('\0');
 }
 
 }  // namespace sluice::imports

@@ -6,37 +6,42 @@
 #include <string_view>
 #include <vector>
 
-#include "import/shell_words.h"
 #include "model/namespaces.h"
 
 namespace sluice::imports {
 
-// A simple command, with the variables that are set for it alone.
+// A word of a command line after its expansions, and the line on which it begins, from 1.
+struct ShellWord {
+  std::string text;
+  std::int64_t line = 1;
+};
+
+// What decides whether or how often a command runs, or with which variables: a word such as 'if', or one of these.
+struct ShellPlace {
+  static constexpr const char* kChain = "&& or ||";
+  static constexpr const char* kShell = "sh -c";    // has variables of its own
+  static constexpr const char* kEnvironment = "=";  // before a command, to which it is confined
+  std::int64_t line = 0;                            // 0: nothing
+  std::string word;
+};
+
 struct ShellCommand {
   std::vector<ShellWord> words;
-  std::map<std::string, std::string> environment;
+  ShellPlace within;
 };
 
-// A variable whose value depends on a test that cannot be decided. It is expanded to "$NAME".
-struct ShellChoice {
-  std::int64_t line = 0;           // of the test
-  std::vector<std::string> words;  // of the values in which the alternatives differ
-};
-
-// The simple commands that a shell script runs or may run, and the variables after the last one.
+// The simple commands of a script, and its variables at the end; a text is an array of one element.
 struct ShellScript {
   std::vector<ShellCommand> commands;
-  ShellVariables variables;
-  std::map<std::string, ShellChoice> choices;
-  std::map<std::string, std::string> files;  // written from here-documents
-  std::vector<std::string> notes;            // "line 3: source a.sh is not read", for example
+  std::map<std::string, std::vector<std::string>> variables;
+  std::map<std::string, ShellPlace> doubts;  // of variables that these may set
+  std::vector<std::string> notes;            // "line 3: 'source a.sh' is not read, ...", for example
 };
 
-// Reads a script without running anything. Follows assignments, arrays, expansions (shell_words.h), tests, if, case,
-// for,
-// &&, ||, functions, subshells and here-documents. Where a test depends on what only a shell knows, all branches are
-// read, and variables that then differ are choices. What only a shell knows stays as it is written: variables that the
-// script does not set, and the output of commands. Throws InputError naming the line for what it does not follow.
+// Reads a script without running anything: quotes, comments, assignments of texts and arrays, $NAME, ${NAME},
+// ${NAME:-default}, "${NAME[@]}", and commands in eval and `sh -c "..."`. All else stays as it is written: variables
+// that the script does not set, other expansions, and as "$NAME" the variables that control flow (if, case, loops,
+// functions, subshells, &&, ||) may set. Throws InputError naming the line.
 ShellScript read_shell(std::string_view text, const std::string& source);
 
 // Splits one line into words: quotes and backslashes as in a script; all other characters are ordinary. Throws

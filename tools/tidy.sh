@@ -26,7 +26,7 @@ configure build/tidy-single OFF
 tidy() {  # tidy FOLDER CHECKS: reads file names from standard input
   xargs -r -n 1 -P "$jobs" sh -c '
     out=$(clang-tidy -p "$0" --quiet --extra-arg=-w --checks="$1" \
-      --header-filter="(model|sim|exec|kernels|traces|tools)/.*\\.(h|cc)\$" "$2" 2>&1) || { printf "%s\n" "$out"; exit 1; }' "$1" "$2"
+      --header-filter="(model|sim|import|exec|kernels|traces|tools)/.*\\.(h|cc)\$" "$2" 2>&1) || { printf "%s\n" "$out"; exit 1; }' "$1" "$2"
 }
 
 base=$(git merge-base HEAD origin/main 2>/dev/null || true)

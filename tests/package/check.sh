@@ -30,7 +30,7 @@ case $name in
     rm -rf "$work"
     cmake --install "$build" --prefix "$work/first" >/dev/null
     mv "$work/first" "$prefix"  # installed files must not depend on the prefix
-    for file in bin/sluice libsluice_sim.a sluiceConfig.cmake include/sluice/sim/simulator.h \
+    for file in bin/sluice bin/sluice-args libsluice_sim.a sluiceConfig.cmake include/sluice/sim/simulator.h \
         share/sluice/examples/gpt3-175b-a100.json share/doc/sluice/formats.md; do
       [ -n "$(find "$prefix" -path "*/$file")" ] || fail "no $file"
     done

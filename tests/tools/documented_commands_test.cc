@@ -89,7 +89,7 @@ std::vector<DocumentedCommand> documented_commands(const std::string& text) {
   for (const char* launcher : {"mpirun", "srun", "torchrun"}) {
     program(std::string("bin/") + launcher, "while [[ ${1##*/} != sluice ]]; do shift; done\n\"$@\"\n");
   }
-  program("bin/python3", "exit 0\n");
+  for (const char* name : {"bin/python3", "bin/sluice-args"}) program(name, "exit 0\n");
   fs::create_directories(folder.path("records"));
   for (const std::string& block : command_blocks(text)) {
     const std::string setup = "cd '" + folder.path() + "'\nexport PATH=$PWD/bin:$PATH RECORDS=$PWD/records\n";
@@ -159,11 +159,13 @@ void create_files_of_a_reader() {
   for (const char* name : {"mbs1", "mbs2", "mbs4"}) {
     fs::copy_file(kRoot / "examples/gpt3-175b-a100.json", std::string(name) + ".json");
   }
-  model::write_file_whole(
-      "pretrain.sh",
-      "torchrun --nproc-per-node 8 pretrain_gpt.py "
-      "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
-      "--vocab-size 51200 --micro-batch-size 1 --global-batch-size 16 --bf16\n");
+  for (const char* name : {"pretrain.sh", "args.txt"}) {
+    model::write_file_whole(
+        name,
+        "torchrun --nproc-per-node 8 pretrain_gpt.py "
+        "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+        "--vocab-size 51200 --micro-batch-size 1 --global-batch-size 16 --bf16\n");
+  }
   fs::copy_file(kRoot / "tests/fuzz/corpus/import/nemo.yaml", "megatron_gpt_config.yaml");
   const fs::path samples = kRoot / "tests/traces/measured/samples";
   fs::copy(samples / "primus_pp8", "pp_logs");

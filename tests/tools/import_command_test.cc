@@ -464,8 +464,10 @@ TEST(Import, WritesScenariosOfScripts) {
   const CommandResult plan = run_sluice(words("plan --cluster dgx-h100 --schedule 1f1b --json " + script));
   ASSERT_EQ(plan.exit_code, 0) << plan.err;
   EXPECT_EQ(plan.err, "sluice: " + script + ": plan ignores /schedule, /parallelism/pp\n");
-  std::ofstream(script) << "#!/bin/bash\nif true; then\n";
-  EXPECT_EQ(run_sluice({"simulate", script}).err, "sluice: " + script + ": line 2: 'if' without 'fi'\n");
+  std::ofstream(script) << "#!/bin/bash\nif true; then N=2; fi\ntorchrun a.py --num-layers $N\n";
+  EXPECT_EQ(run_sluice({"simulate", script}).err,
+            "sluice: " + script + ": line 3: $N depends on 'if' in line 2, which only a shell can follow: 'sluice-args " +
+                "bash " + script + " > args.txt' writes the arguments of the run, and sluice reads args.txt\n");
   const std::string report = folder.path("report.html");
   EXPECT_EQ(
       run_sluice({"simulate", "--cluster", "dgx-h100", "--gpus", "8", "--report", report, "--megatron-args", kLine})

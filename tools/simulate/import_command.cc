@@ -49,11 +49,13 @@ Subcommand add_import_command(CLI::App& app) {
       "  sluice import pretrain.sh --cluster dgx-h100 --vocab-size 128256 -o scenario.json\n"
       "  sluice import run.log --cluster dgx-h100 -o scenario.json\n\n"
       "The file is a shell script that starts Megatron-LM or Megatron-DeepSpeed, a log that prints their arguments, "
-      "the "
-      "printed arguments alone, a TOML file of torchtitan, or a YAML file of NeMo 1 or Megatron-Bridge. Other commands "
-      "that take a scenario file read such "
-      "files "
-      "as well. Arguments that change time or memory and are not modeled are printed, and those that are unknown.");
+      "the printed arguments alone, a TOML file of torchtitan, or a YAML file of NeMo 1 or Megatron-Bridge. Other "
+      "commands that take a scenario file read such files as well. Of a script, variables and arrays are followed. "
+      "Where "
+      "its arguments depend on control flow, `sluice-args bash pretrain.sh > args.txt` runs it with launchers that "
+      "print "
+      "their command line, and args.txt is the file to read. Arguments that change time or memory and are not modeled "
+      "are printed, and those that are unknown.");
   command->group("Predict and plan");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto options = std::make_shared<ImportOptions>();
