@@ -419,15 +419,40 @@ bool is_foreign(std::string_view text) {
   return has_megatron_arguments(text) || is_torchtitan(text) || is_nemo(text);
 }
 
-Imported import_text(std::string_view text, const std::string& source, ImportFormat format) {
+void reject_other_formats(std::string_view text, const std::string& source) {
+  std::string_view line;
+  for (text = without_mark(text); !text.empty() && (line.empty() || line.starts_with('#'));) {
+    line = without_blanks(line_of(text));
+  }
+  const auto is_letter = [&](std::size_t i) {
+    return i < line.size() && std::isalpha(static_cast<unsigned char>(line[i])) != 0;
+  };
+  const bool header = line.starts_with('[') && line.ends_with(']') && is_letter(1);
+  const std::string_view rest = is_letter(0) ? line.substr(std::min(line.find_first_of(" :="), line.size())) : "";
+  if (header || rest.starts_with(" = ")) {
+    throw InputError(fmt::format(
+        "{}: expected a scenario in JSON, or a job configuration of torchtitan, which has a table model, training or "
+        "parallelism, got TOML without them",
+        source));
+  }
+  if (line == "---" || rest == ":" || rest.starts_with(": ")) {
+    throw InputError(fmt::format(
+        "{}: expected a scenario in JSON, or a configuration of NeMo or Megatron-Bridge, which has sections model, and "
+        "trainer or train, got YAML without them",
+        source));
+  }
+}
+
+Imported import_text(std::string_view text, const std::string& source) {
   if (is_utf16(text)) {
     throw InputError(fmt::format("{0}: expected UTF-8, got UTF-16: iconv -f UTF-16 -t UTF-8 {0} converts it", source));
   }
   text = without_mark(text);
-  const bool any = format == ImportFormat::any;
-  if (format == ImportFormat::torchtitan || (any && is_torchtitan(text))) return import_torchtitan(text, source);
-  if (format == ImportFormat::nemo || (any && is_nemo(text))) return import_nemo(text, source);
-  return has_megatron_arguments(text) ? import_dump(text, source) : import_script(text, source);
+  if (is_torchtitan(text)) return import_torchtitan(text, source);
+  if (is_nemo(text)) return import_nemo(text, source);
+  if (has_megatron_arguments(text)) return import_dump(text, source);
+  reject_other_formats(text, source);
+  return import_script(text, source);
 }
 
 Imported import_megatron_line(std::string_view line, const std::string& source) {

@@ -26,11 +26,13 @@ struct Imported {
 // reads, and for which `import_text` throws.
 bool is_foreign(std::string_view text);
 
+// Throws InputError naming what a text that is no scenario looks like, if it looks like TOML or YAML.
+void reject_other_formats(std::string_view text, const std::string& source);
+
 // Reads a shell script that starts Megatron-LM, a line of its arguments, its output with a dump of them, a job
-// configuration of torchtitan, or a configuration of NeMo; with a format, only that. Throws InputError naming the
-// source, the line where there are several, and the argument.
-enum class ImportFormat { any, torchtitan, nemo };
-Imported import_text(std::string_view text, const std::string& source, ImportFormat format = ImportFormat::any);
+// configuration of torchtitan, or a configuration of NeMo. Throws InputError naming the source, the line where there
+// are several, and the argument.
+Imported import_text(std::string_view text, const std::string& source);
 
 // Reads a line of Megatron-LM's arguments, in which only quotes, backslashes and blanks have a meaning.
 Imported import_megatron_line(std::string_view line, const std::string& source);

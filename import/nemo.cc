@@ -522,12 +522,6 @@ Imported import_nemo(std::string_view text, const std::string& source) {
   if (text.size() > kMostYaml) {
     throw InputError(fmt::format("{}: expected at most {} bytes, got {}", source, kMostYaml, text.size()));
   }
-  if (!is_nemo(text)) {
-    throw InputError(
-        fmt::format("{}: expected a configuration of NeMo or Megatron-Bridge: YAML with sections model, and "
-                    "trainer or train",
-                    source));
-  }
   return NemoImport(text, source).run();
 }
 

@@ -616,13 +616,7 @@ TEST(ImportTorchtitan, ReadsAllFormsOfToml) {
   }
 }
 
-// With a flag that names the format, no other is read.
-TEST(ImportTorchtitan, OtherFormatsAreRejected) {
-  for (const std::string& text :
-       {kImportedScript, kImportedDump, std::string("{\"model\": \"gpt2\"}"), std::string()}) {
-    EXPECT_EQ(import_error([&] { import_text(text, "run.toml", ImportFormat::torchtitan); }),
-              "run.toml: expected a job configuration of torchtitan: TOML with a table model, training or parallelism");
-  }
+TEST(ImportTorchtitan, TomlIsNoLineOfArguments) {
   EXPECT_EQ(import_error([] { of_line(kImportedToml); }),
             "line: expected arguments of Megatron-LM, such as --num-layers 32, got '#'");
   EXPECT_EQ(import_error([] { of_line("[training]\nsteps = 1 # --num-layers 3"); }),

@@ -352,28 +352,48 @@ TEST(Import, ReadsConfigurationsOfDeepSpeed) {
             "sluice: " + config + ": /zero_optimization/stage: expected a whole number from 0 to 3, got 4\n");
 }
 
-TEST(Import, ReadsTorchtitanByFlagAndByContent) {
+TEST(Import, ReadsTorchtitanByContent) {
   const TemporaryFolder folder;
   const std::string file = folder.path("run.toml");
   std::ofstream(file)
       << "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 8\nseq_len = 4096\n"
          "[parallelism]\ndata_parallel_shard_degree = 1\npipeline_parallel_degree = 4\n"
          "tensor_parallel_degree = 2\n[activation_checkpoint]\nmode = \"none\"\n";
-  const CommandResult by_flag = run_sluice({"simulate", "--json", "--cluster", "dgx-h100", "--torchtitan", file});
-  ASSERT_EQ(by_flag.exit_code, 0) << by_flag.err;
-  const CommandResult by_content = run_sluice({"simulate", "--json", "--cluster", "dgx-h100", file});
-  EXPECT_EQ(by_content.out, by_flag.out);
-  EXPECT_EQ(json::parse(by_flag.out).at("schedule").at("microbatches"), 8);
+  const CommandResult simulated = run_sluice({"simulate", "--json", "--cluster", "dgx-h100", file});
+  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_EQ(json::parse(simulated.out).at("schedule").at("microbatches"), 8);
   EXPECT_EQ(json::parse(run_sluice({"import", file}).out).at("model"), "llama3-8b");
   std::ofstream(file) << "[model]\nflavor = \"debug\"\n[parallelism]\ndata_parallel_shard_degree = 1\n";
   EXPECT_THAT(run_sluice({"import", file}).err,
               HasSubstr("sluice: " + file +
                         ": line 2: model.flavor: the model 'debug' of llama3 is not known: specify --model, "));
   EXPECT_EQ(run_sluice({"import", file, "--model", "gpt2"}).exit_code, 0);
-  std::ofstream(file) << kLine << "\n";
-  EXPECT_EQ(run_sluice({"import", "--torchtitan", file}).err,
-            "sluice: " + file +
-                ": expected a job configuration of torchtitan: TOML with a table model, training or parallelism\n");
+}
+
+// Other files of the same formats are named by what they look like.
+TEST(Import, NamesWhatAFileLooksLike) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("run");
+  for (const char* command : {"import", "simulate", "run"}) {
+    for (const char* toml : {"# a run\n[metrics]\nlog_freq = 1\n", "title = \"a --b\"\n"}) {
+      std::ofstream(file) << toml;
+      EXPECT_EQ(run_sluice({command, file}).err,
+                "sluice: " + file +
+                    ": expected a scenario in JSON, or a job configuration of torchtitan, which has a table model, "
+                    "training or parallelism, got TOML without them\n");
+    }
+    for (const char* yaml : {"model: gpt2\nparallelism:\n  pp: 2\n", "---\n- 1\n", "model:\n  args: a --b\n"}) {
+      std::ofstream(file) << yaml;
+      EXPECT_EQ(run_sluice({command, file}).err,
+                "sluice: " + file +
+                    ": expected a scenario in JSON, or a configuration of NeMo or Megatron-Bridge, which has sections "
+                    "model, and trainer or train, got YAML without them\n");
+    }
+  }
+  for (const char* other : {"nonsense", "{\"schedule\": \"1f1b\"", "{\"a\" = 1}", "[1, 2"}) {
+    std::ofstream(file) << other;
+    EXPECT_THAT(run_sluice({"simulate", file}).err, HasSubstr("not JSON"));
+  }
 }
 
 // The line that `plan` prints, word for word, gives the printed iteration.
@@ -407,12 +427,6 @@ TEST(Import, RunsReadConfigurationsOfFrameworks) {
             "sluice: --megatron-args: --context-parallel-size: runs do not support it: expected 1, got 2\n");
   EXPECT_EQ(run_sluice({"run", "--megatron-args", line + " --fp8-format hybrid"}).err,
             "sluice: --megatron-args: --fp8-format: runs do not support it: expected \"bf16\", got \"fp8\"\n");
-  for (const char* command : {"run", "profile", "validate"}) {
-    EXPECT_EQ(run_sluice({command, "--torchtitan", "none.toml"}).err,
-              "sluice: none.toml: cannot open: No such file or directory\n");
-    EXPECT_EQ(run_sluice({command, "--nemo", "none.yaml"}).err,
-              "sluice: none.yaml: cannot open: No such file or directory\n");
-  }
 }
 
 TEST(Import, FlagsOverrideArguments) {
@@ -466,8 +480,9 @@ TEST(Import, WritesScenariosOfScripts) {
   EXPECT_EQ(plan.err, "sluice: " + script + ": plan ignores /schedule, /parallelism/pp\n");
   std::ofstream(script) << "#!/bin/bash\nif true; then N=2; fi\ntorchrun a.py --num-layers $N\n";
   EXPECT_EQ(run_sluice({"simulate", script}).err,
-            "sluice: " + script + ": line 3: $N depends on 'if' in line 2, which only a shell can follow: 'sluice-args " +
-                "bash " + script + " > args.txt' writes the arguments of the run, and sluice reads args.txt\n");
+            "sluice: " + script +
+                ": line 3: $N depends on 'if' in line 2, which only a shell can follow: 'sluice-args " + "bash " +
+                script + " > args.txt' writes the arguments of the run, and sluice reads args.txt\n");
   const std::string report = folder.path("report.html");
   EXPECT_EQ(
       run_sluice({"simulate", "--cluster", "dgx-h100", "--gpus", "8", "--report", report, "--megatron-args", kLine})

@@ -34,7 +34,7 @@ TEST(Offload, IsPrintedAndReadBack) {
   const TemporaryFolder folder;
   std::ofstream(folder.path("run.toml")) << configuration(
       "--runs-on torchtitan --zero-stage 3 --optimizer-cpu-offload");
-  const CommandResult read = run_sluice({"import", "--torchtitan", folder.path("run.toml")});
+  const CommandResult read = run_sluice({"import", folder.path("run.toml")});
   EXPECT_EQ(json::parse(read.out).at("parallelism").at("optimizer_cpu_offload"), true) << read.err;
   EXPECT_NE(configuration("--runs-on deepspeed --use-distributed-optimizer yes --optimizer-cpu-offload")
                 .find("\"stage\": 1, \"offload_optimizer\": {\"device\": \"cpu\"}}"),

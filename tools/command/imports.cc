@@ -24,12 +24,6 @@ std::map<std::string, std::string>& kept_texts() {
   return texts;
 }
 
-// The formats of files that a flag names, such as --torchtitan.
-std::map<std::string, ImportFormat>& named_formats() {
-  static std::map<std::string, ImportFormat> formats;
-  return formats;
-}
-
 }  // namespace
 
 void ScenarioFlags::add_imports(CLI::App& command, std::string& file, const std::string& excluded) {
@@ -42,26 +36,6 @@ void ScenarioFlags::add_imports(CLI::App& command, std::string& file, const std:
           },
           "Arguments of Megatron-LM in place of a scenario file, as one text; flags override them (default: none)")
       ->excludes(command.get_option(excluded));
-  const auto add_file = [&](const char* name, ImportFormat format, const char* help) {
-    return command
-        .add_option_function<std::string>(
-            name,
-            [&file, format](const std::string& path) {
-              named_formats()[path] = format;
-              file = path;
-            },
-            help)
-        ->type_name(kReadFile)
-        ->excludes(command.get_option(excluded))
-        ->excludes(command.get_option(kMegatronArguments));
-  };
-  CLI::Option* const torchtitan =
-      add_file("--torchtitan", ImportFormat::torchtitan,
-               "Job configuration of torchtitan (TOML) in place of a scenario file; flags override it (default: none)");
-  add_file("--nemo", ImportFormat::nemo,
-           "Configuration of NeMo 1 or Megatron-Bridge (YAML) in place of a scenario file; flags override it (default: "
-           "none)")
-      ->excludes(torchtitan);
 }
 
 std::string ScenarioFlags::file_text(const std::string& file) {
@@ -72,23 +46,22 @@ std::string ScenarioFlags::file_text(const std::string& file) {
 }
 
 bool ScenarioFlags::is_imported(const std::string& file) {
-  return !file.empty() && (file == kMegatronArguments || named_formats().contains(file) || is_foreign(file_text(file)));
+  return !file.empty() && (file == kMegatronArguments || is_foreign(file_text(file)));
 }
 
 const Imported& ScenarioFlags::imported(const std::string& file) {
   static std::map<std::string, Imported> read;
   const auto found = read.find(file);
   if (found != read.end()) return found->second;
-  const auto format = named_formats().find(file);
   const std::string text = file_text(file);
-  Imported imported = file == kMegatronArguments        ? import_megatron_line(text, file)
-                      : format == named_formats().end() ? import_text(text, file)
-                                                        : import_text(text, file, format->second);
+  Imported imported = file == kMegatronArguments ? import_megatron_line(text, file) : import_text(text, file);
   return read.emplace(file, std::move(imported)).first->second;
 }
 
 nlohmann::json ScenarioFlags::file_json(const std::string& file) {
-  return is_imported(file) ? imported(file).scenario : parse_json(file_text(file), file);
+  if (is_imported(file)) return imported(file).scenario;
+  reject_other_formats(file_text(file), file);
+  return parse_json(file_text(file), file);
 }
 
 void ScenarioFlags::print_notes(const std::string& file) {

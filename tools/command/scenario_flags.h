@@ -30,8 +30,8 @@ class ScenarioFlags {
   ScenarioFlags(CLI::App& command, Commands reader, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
-  // Adds the flags --megatron-args, whose text takes the place of a scenario file, and --torchtitan and --nemo, which
-  // name one: `file` becomes its name. `excluded` is the option of the file.
+  // Adds the flag --megatron-args, whose text takes the place of a scenario file: `file` becomes its name. `excluded`
+  // is the option of the file.
   static void add_imports(CLI::App& command, std::string& file, const std::string& excluded = "scenario");
 
   // Returns the contents of a scenario file. A pipe is read once and its contents are kept. Throws InputError.
@@ -39,7 +39,7 @@ class ScenarioFlags {
   // Returns the folder of the relative paths in a scenario file: its own; of a pipe, the current folder ("").
   static std::string folder_of(const std::string& file);
   // Returns the document of a scenario file, with sections of the right types and short forms expanded; an empty object
-  // without a file. The configuration of another framework (model/import) is converted. Throws InputError.
+  // without a file. The configuration of another framework (import/) is converted. Throws InputError.
   static nlohmann::json file_document(const std::string& file);
   // Returns the scenario document: the file, if `file` is not empty, overridden by the flags. Throws InputError.
   nlohmann::json document(const std::string& file) const;

@@ -22,10 +22,10 @@ struct ImportOptions {
 int import_command(const ImportOptions& options) {
   if (options.file.empty()) throw InputError("import: expected a file or --megatron-args");
   if (!ScenarioFlags::is_imported(options.file)) {
+    reject_other_formats(ScenarioFlags::file_text(options.file), options.file);
     throw InputError(options.file +
                      ": expected a script that starts Megatron-LM, its printed arguments, a TOML file of torchtitan, "
-                     "or a YAML file of "
-                     "NeMo or Megatron-Bridge");
+                     "or a YAML file of NeMo or Megatron-Bridge");
   }
   const nlohmann::json document = options.flags->document(options.file);
   ScenarioFlags::read(document, options.file);
