@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "import/names.h"
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 
@@ -18,60 +19,21 @@ namespace {
 
 constexpr std::int64_t kMostDeepSpeed = std::int64_t{1} << 40;
 
-constexpr std::string_view kDeepSpeedWithoutEffect[] = {"steps_per_print",
-                                                        "wall_clock_breakdown",
-                                                        "memory_breakdown",
-                                                        "dump_state",
-                                                        "optimizer",
-                                                        "scheduler",
-                                                        "zero_allow_untested_optimizer",
-                                                        "zero_force_ds_cpu_optimizer",
-                                                        "prescale_gradients",
-                                                        "gradient_predivide_factor",
-                                                        "flops_profiler",
-                                                        "tensorboard",
-                                                        "wandb",
-                                                        "csv_monitor",
-                                                        "comet",
-                                                        "monitor_config",
-                                                        "comms_logger",
-                                                        "checkpoint",
-                                                        "pipeline",
-                                                        "aio",
-                                                        "nebula",
-                                                        "autotuning",
-                                                        "elasticity"};
-constexpr std::string_view kDeepSpeedNotModeled[] = {"amp",
-                                                     "communication_data_type",
-                                                     "compile",
-                                                     "compression_training",
-                                                     "curriculum_learning",
-                                                     "data_efficiency",
-                                                     "hybrid_engine",
-                                                     "seq_parallel_communication_data_type",
-                                                     "sparse_attention",
-                                                     "sparse_gradients",
-                                                     "torch_autocast"};
+constexpr std::string_view kDeepSpeedWithoutEffect =
+    "steps_per_print wall_clock_breakdown memory_breakdown dump_state optimizer scheduler "
+    "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer prescale_gradients gradient_predivide_factor "
+    "flops_profiler tensorboard wandb csv_monitor comet monitor_config comms_logger checkpoint pipeline aio "
+    "nebula autotuning elasticity";
+constexpr std::string_view kDeepSpeedNotModeled =
+    "amp communication_data_type compile compression_training curriculum_learning data_efficiency hybrid_engine "
+    "seq_parallel_communication_data_type sparse_attention sparse_gradients torch_autocast";
 
 // Keys of zero_optimization.
-constexpr std::string_view kZeroWithoutEffect[] = {"stage",
-                                                   "offload_optimizer",
-                                                   "offload_param",
-                                                   "cpu_offload",
-                                                   "allgather_partitions",
-                                                   "contiguous_gradients",
-                                                   "elastic_checkpoint",
-                                                   "grad_hooks",
-                                                   "ignore_unused_parameters",
-                                                   "legacy_stage1",
-                                                   "load_from_fp32_weights",
-                                                   "reduce_scatter",
-                                                   "round_robin_gradients",
-                                                   "stage3_gather_16bit_weights_on_model_save",
-                                                   "stage3_gather_fp16_weights_on_model_save",
-                                                   "stage3_model_persistence_threshold",
-                                                   "use_all_reduce_for_fetch_params",
-                                                   "log_trace_cache_warnings"};
+constexpr std::string_view kZeroWithoutEffect =
+    "stage offload_optimizer offload_param cpu_offload allgather_partitions contiguous_gradients "
+    "elastic_checkpoint grad_hooks ignore_unused_parameters legacy_stage1 load_from_fp32_weights reduce_scatter "
+    "round_robin_gradients stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
+    "stage3_model_persistence_threshold use_all_reduce_for_fetch_params log_trace_cache_warnings";
 struct ZeroNotModeled {
   std::string_view name;
   double harmless;  // the value that changes nothing
@@ -182,10 +144,7 @@ class DeepSpeedReader {
     for (const auto& item : zero.items()) {
       const std::string& key = item.key();
       const Json& value = item.value();
-      if (std::find(std::begin(kZeroWithoutEffect), std::end(kZeroWithoutEffect), key) !=
-          std::end(kZeroWithoutEffect)) {
-        continue;
-      }
+      if (lists_name(kZeroWithoutEffect, key)) continue;
       const auto* const known = std::find_if(std::begin(kZeroNotModeled), std::end(kZeroNotModeled),
                                              [&](const ZeroNotModeled& each) { return each.name == key; });
       if (known == std::end(kZeroNotModeled)) {
@@ -222,24 +181,14 @@ class DeepSpeedReader {
   }
 
   void note_rest() {
-    constexpr std::string_view kRead[] = {"train_batch_size",
-                                          "train_micro_batch_size_per_gpu",
-                                          "zero_optimization",
-                                          "gradient_accumulation_steps",
-                                          "bf16",
-                                          "bfloat16",
-                                          "fp16",
-                                          "gradient_clipping",
-                                          "data_types",
-                                          "activation_checkpointing"};
-    const auto lists = [](const auto& list, std::string_view key) {
-      return std::find(std::begin(list), std::end(list), key) != std::end(list);
-    };
+    constexpr std::string_view kRead =
+        "train_batch_size train_micro_batch_size_per_gpu zero_optimization gradient_accumulation_steps bf16 bfloat16 "
+        "fp16 gradient_clipping data_types activation_checkpointing";
     for (const auto& [key, value] : document_.items()) {
-      if (lists(kRead, key) || lists(kDeepSpeedWithoutEffect, key) || key.starts_with('_')) continue;
+      if (lists_name(kRead, key) || lists_name(kDeepSpeedWithoutEffect, key) || key.starts_with('_')) continue;
       const bool off = value.is_null() || value == false ||
                        (value.is_object() && value.contains("enabled") && value.at("enabled") == false);
-      if (!lists(kDeepSpeedNotModeled, key)) {
+      if (!lists_name(kDeepSpeedNotModeled, key)) {
         unknown_.push_back(key);
       } else if (!off) {
         not_modeled_.push_back(key);

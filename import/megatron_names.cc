@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "import/names.h"
+
 namespace sluice::imports {
 namespace {
 
@@ -193,361 +195,106 @@ constexpr KeyOfArgument kOtherKeys[] = {
     {"/model/moe_router_group_topk", "moe-router-group-topk"},
 };
 
-// Arguments that change time or memory and are not modeled, with the value that changes nothing. A name that ends in *
-// stands for all that begin so.
-struct NotModeled {
-  std::string_view name;
-  std::string_view harmless = "";
-};
-constexpr NotModeled kNotModeled[] = {
+// Arguments that change time or memory and are not modeled.
+constexpr std::string_view kNotModeled =
     // Communication.
-    {"overlap-param-gather-with-optimizer-step"},
-    {"overlap-p2p-communication-warmup-flush"},
-    {"overlap-p2p-comm-warmup-flush"},
-    {"no-align-grad-reduce"},
-    {"hierarchical-context-parallel-sizes"},
-    {"use-sharp"},
-    {"ddp-average-in-collective"},
-    {"use-ring-exchange-p2p"},
-    {"variable-seq-lengths"},
-    {"hybrid-context-parallel"},
-    {"yaml-cfg"},
+    "overlap-param-gather-with-optimizer-step overlap-p2p-communication-warmup-flush "
+    "overlap-p2p-comm-warmup-flush no-align-grad-reduce hierarchical-context-parallel-sizes use-sharp "
+    "ddp-average-in-collective use-ring-exchange-p2p variable-seq-lengths hybrid-context-parallel yaml-cfg "
     // Precision.
-    {"fp8-hybrid"},
-    {"fp8-e4m3"},
-    {"fp4-param-gather"},
-    {"fp32-residual-connection"},
-    {"fp16-lm-cross-entropy"},
-    {"first-last-layers-bf16"},
-    {"main-grads-dtype", "torch.float32"},
+    "fp8-hybrid fp8-e4m3 fp4-param-gather fp32-residual-connection fp16-lm-cross-entropy first-last-layers-bf16 "
     // Memory.
-    {"cpu-offloading*"},
-    {"fine-grained-activation-offloading"},
-    {"offload-modules"},
-    {"distribute-saved-activations"},
-    {"moe-layer-recompute"},
-    {"empty-unused-memory-level", "0"},
-    {"optimizer", "adam"},
+    "cpu-offloading* fine-grained-activation-offloading offload-modules distribute-saved-activations "
+    "moe-layer-recompute "
     // Kernels.
-    {"no-masked-softmax-fusion"},
-    {"no-bias-gelu-fusion"},
-    {"no-bias-dropout-fusion"},
-    {"no-rope-fusion"},
-    {"deterministic-mode"},
-    {"use-te-activation-func"},
-    {"use-fused-weighted-squared-relu"},
-    {"squared-relu"},
-    {"window-size"},
-    {"window-attn-skip-freq"},
-    {"reset-attention-mask"},
-    {"softmax-type", "vanilla"},
-    {"apply-query-key-layer-scaling"},
-    {"inprocess-restart"},
+    "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion deterministic-mode "
+    "use-te-activation-func use-fused-weighted-squared-relu squared-relu window-size window-attn-skip-freq "
+    "reset-attention-mask apply-query-key-layer-scaling inprocess-restart "
     // The model.
-    {"hybrid-*", "0.0"},
-    {"is-hybrid-model"},
-    {"spec"},
-    {"heterogeneous-layers-config-*"},
-    {"encoder-tensor-model-parallel-size", "0"},
-    {"encoder-pipeline-model-parallel-size", "0"},
-    {"pipeline-model-parallel-split-rank"},
-    {"decoder-num-layers"},
-    {"num-moe-experts"},
-    {"linear-attention-*"},
-    {"experimental-attention-variant"},
-    {"retro-add-retriever"},
-    {"rampup-batch-size"},
-    {"standalone-embedding-stage"},
-    {"decrease-batch-size-if-needed"},
+    "is-hybrid-model spec heterogeneous-layers-config-* pipeline-model-parallel-split-rank decoder-num-layers "
+    "num-moe-experts linear-attention-* experimental-attention-variant retro-add-retriever rampup-batch-size "
+    "standalone-embedding-stage decrease-batch-size-if-needed "
     // Experts.
-    {"moe-shared-expert-overlap"},
-    {"moe-router-padding-for-fp8"},
-    {"moe-router-padding-for-quantization"},
-    {"moe-use-legacy-grouped-gemm"},
-    {"moe-apply-probs-on-input"},
-    {"moe-extended-tp"},
+    "moe-shared-expert-overlap moe-router-padding-for-fp8 moe-router-padding-for-quantization "
+    "moe-use-legacy-grouped-gemm moe-apply-probs-on-input moe-extended-tp "
     // Of Megatron-DeepSpeed.
-    {"ds-sequence-parallel-size", "1"},
-    {"checkpoint-num-layers", "1"},
-    {"checkpoint-in-cpu"},
-    {"partition-activations"},
-    {"contiguous-checkpointing"},
-    {"synchronize-each-layer"},
-    {"split-transformers"},
-    {"cpu-optimizer"},
-    {"remote-device", "none"},
-    {"memory-centric-tiled-linear"},
-    {"compression-training"},
-    {"curriculum-learning-legacy"},
-    {"data-efficiency-curriculum-learning"},
-    {"random-ltd"},
-};
+    "checkpoint-in-cpu partition-activations contiguous-checkpointing synchronize-each-layer split-transformers "
+    "cpu-optimizer memory-centric-tiled-linear compression-training curriculum-learning-legacy "
+    "data-efficiency-curriculum-learning random-ltd";
 
-constexpr std::string_view kWithoutEffect[] = {
-    // Training.
-    "train-iters",
-    "train-samples",
-    "train-sync-interval",
-    "lr",
-    "lr-*",
-    "min-lr",
-    "decoupled-*",
-    "head-lr-mult",
-    "weight-decay*",
-    "start-weight-decay",
-    "end-weight-decay",
-    "adam-*",
-    "sgd-momentum",
-    "muon-*",
-    "seed",
-    "init-method-*",
-    "perform-initialization",
-    "no-initialization",
-    "use-cpu-initialization",
-    "init-model-with-meta-device",
-    "embedding-init-method-std",
-    "loss-scale*",
-    "initial-loss-scale",
-    "min-loss-scale",
-    "hysteresis",
-    "override-opt-param-scheduler",
-    "use-checkpoint-*",
-    "finetune",
-    "eod-mask-loss",
-    "reset-position-ids",
-    "calculate-per-token-loss",
-    "skip-train",
-    "iterations-to-skip",
-    "consumed-*",
-    "skipped-train-samples",
-    "calc-ft-timeouts",
-    "params-dtype",
-    "data-parallel-random-init",
-    "te-rng-tracker",
-    "inference-*",
-    "flash-decode",
-    "optimizer-*",
-    "step-batch-size-schedule",
-    // Data and tokenizer.
-    "data-*",
-    "split",
-    "vocab-file",
-    "merge-file",
-    "vocab-extra-ids",
-    "tokenizer-*",
-    "tiktoken-*",
-    "train-data-path",
-    "valid-data-path",
-    "test-data-path",
-    "per-split-data-args-path",
-    "mock-data",
-    "num-workers",
-    "dataloader-*",
-    "num-dataset-builder-threads",
-    "no-create-attention-mask-in-dataloader",
-    "create-attention-mask-in-dataloader",
-    "no-mmap-bin-files",
-    "mmap-bin-files",
-    "object-storage-cache-path",
-    "mid-level-dataset-surplus",
-    "short-seq-prob",
-    "full-validation",
-    "multiple-validation-sets",
-    "sft",
-    "fim-*",
-    "legacy-tokenizer",
-    "goldfish-*",
-    "bert-*",
-    // Checkpoints.
-    "save",
-    "save-*",
-    "load",
-    "load-*",
-    "no-save-*",
-    "no-load-*",
-    "ckpt-*",
-    "async-save",
-    "use-dist-ckpt*",
-    "dist-ckpt-*",
-    "auto-detect-ckpt-format",
-    "non-persistent-*",
-    "pretrained-checkpoint",
-    "exit-on-missing-checkpoint",
-    "use-persistent-ckpt-worker",
-    "use-mp-args-from-checkpoint-args",
-    "no-use-tokenizer-model-from-checkpoint-args",
-    "use-tokenizer-model-from-checkpoint-args",
-    "replication*",
-    "check-weight-hash-across-dp-replicas-interval",
-    "yaml-cfg",
-    "strict-fsdp-dtensor-load",
-    // Logs and supervision.
-    "log-*",
-    "logging-level",
-    "no-log-*",
-    "tensorboard-*",
-    "wandb-*",
-    "timing-log-*",
-    "barrier-with-L1-time",
-    "no-barrier-with-level-1-timing",
-    "profile*",
-    "use-pytorch-profiler",
-    "record-memory-history",
-    "memory-snapshot-path",
-    "eval-*",
-    "exit-*",
-    "enable-one-logger",
-    "no-one-logger",
-    "one-logger-*",
-    "app-tag-*",
-    "enable-experimental",
-    "config-logger-dir",
-    "print-*",
-    "check-for-*",
-    "no-check-for-*",
-    "rerun-*",
-    "error-injection-*",
-    "result-rejected-tracker-filename",
-    "straggler-*",
-    "disable-straggler-on-startup",
-    "run-workload-inspector-server",
-    "adlr-autoresume*",
-    "manual-gc*",
-    "no-manual-gc-*",
-    "enable-ft-package",
-    "enable-msc",
-    "disable-msc",
-    "test-mode",
-    "ft-*",
-    // Processes.
-    "distributed-*",
-    "local-rank",
-    "rank",
-    "lazy-mpu-init",
-    "use-gloo-process-groups",
-    "disable-gloo-process-groups",
-    "enable-gloo-process-groups",
-    "nccl-*",
-    "high-priority-stream-groups",
-    "pipeline-model-parallel-comm-backend",
-    "tp-comm-*",
-    "fake-process-group",
-    "ddp-bucket-size",
-    "ddp-num-buckets",
-    "ddp-pad-buckets-for-high-nccl-busbw",
-    "suggested-communication-unit-size",
-    "gradient-reduce-div-fusion",
-    "align-grad-reduce",
-    "align-param-gather",
-    "overlap-p2p-communication",
-    "async-tensor-model-parallel-allreduce",
-    "no-async-tensor-model-parallel-allreduce",
-    "pin-cpu-*",
-    "transformer-pipeline-model-parallel-size",
-    "clone-scatter-output-in-embedding",
-    "no-clone-scatter-output-in-embedding",
-    "use-torch-optimizer-for-cpu-offload",
-    "keep-fp8-transpose-cache*",
-    "tensor-and-*",
-    // Kernels and details of the model without a modeled cost.
-    "use-mcore-models",
-    "use-legacy-models",
-    "deprecated-use-mcore-models",
-    "model-type",
-    "attention-softmax-in-fp32",
-    "no-attention-softmax-in-fp32",
-    "accumulate-*",
-    "rotary-*",
-    "rope-*",
-    "use-rope-scaling",
-    "mrope-section",
-    "mscale*",
-    "no-rotary-*",
-    "beta-*",
-    "original-max-position-embeddings",
-    "norm-epsilon",
-    "layernorm-epsilon",
-    "apply-layernorm-1p",
-    "apply-residual-connection-post-layernorm",
-    "openai-gelu",
-    "glu-linear-offset",
-    "onnx-safe",
-    "masked-softmax-fusion",
-    "bias-gelu-fusion",
-    "bias-swiglu-fusion",
-    "bias-dropout-fusion",
-    "apply-rope-fusion",
-    "persist-layer-norm",
-    "no-persist-layer-norm",
-    "gradient-accumulation-fusion",
-    "cuda-graph-*",
-    "disable-bf16-reduced-precision-matmul",
-    "fp8-*",
-    "fp4-*",
-    "num-layers-at-*",
-    "make-vocab-size-*",
-    "relative-attention-*",
-    "mtp-loss-scaling-factor",
-    "add-position-embedding",
-    "cache-mla-latents",
-    "mla-down-proj-fusion",
-    "no-weight-decay-*",
-    "apply-wd-to-qk-layernorm",
-    // Experts.
-    "moe-aux-loss-coeff",
-    "moe-z-loss-coeff",
-    "moe-router-*",
-    "moe-input-jitter-eps",
-    "moe-token-drop-policy",
-    "moe-per-layer-logging",
-    "moe-permute-fusion",
-    "moe-use-upcycling",
-    "moe-upcycling-granularity",
-    "moe-use-device-initiated-grouped-gemm",
-    // Other models of the same program, whose attributes every dump has.
-    "retro-*",
-    "retriever-*",
-    "dino-*",
-    "vision-*",
-    "swin-*",
-    "ict-*",
-    "biencoder-*",
-    "mamba-*",
-    "mask-*",
-    "img-*",
-    "patch-dim",
-    "num-channels",
-    "num-classes",
-    "classes-fraction",
-    "iter-per-epoch",
-    "sample-rate",
-    "block-data-path",
-    "embedding-path",
-    "evidence-data-path",
-    "titles-data-path",
-    "indexer-*",
-    "query-in-block-prob",
-    "use-one-sent-docs",
-    "output-bert-embeddings",
-    "max-tokens-to-oom",
-    "mlp-chunks-for-prefill",
-    "encoder-num-layers",
-    "encoder-seq-length",
-    "decoder-seq-length",
-    "freeze-*",
-    // Of Megatron-DeepSpeed.
-    "deepspeed-config",  // read before
-    "deepspeed-activation-checkpointing",
-    "deepspeed-mpi",
-    "deepscale*",
-    "ds-inference",
-    "ds-fused-adam",
-    "use-pin-memory",
-    "cpu-torch-adam",
-    "num-layers-teacher",
-    "bert-no-binary-head",
-    "custom-token-counting",
+// The same with the value that changes nothing.
+struct NotModeled {
+  std::string_view name, harmless;
 };
+constexpr NotModeled kNotModeledUnless[] = {{"main-grads-dtype", "torch.float32"},
+                                            {"empty-unused-memory-level", "0"},
+                                            {"optimizer", "adam"},
+                                            {"softmax-type", "vanilla"},
+                                            {"hybrid-*", "0.0"},
+                                            {"encoder-tensor-model-parallel-size", "0"},
+                                            {"encoder-pipeline-model-parallel-size", "0"},
+                                            {"ds-sequence-parallel-size", "1"},
+                                            {"checkpoint-num-layers", "1"},
+                                            {"remote-device", "none"}};
+
+constexpr std::string_view kWithoutEffect =
+    // Training.
+    "train-iters train-samples train-sync-interval lr lr-* min-lr decoupled-* head-lr-mult weight-decay* "
+    "start-weight-decay end-weight-decay adam-* sgd-momentum muon-* seed init-method-* perform-initialization "
+    "no-initialization use-cpu-initialization init-model-with-meta-device embedding-init-method-std loss-scale* "
+    "initial-loss-scale min-loss-scale hysteresis override-opt-param-scheduler use-checkpoint-* finetune "
+    "eod-mask-loss reset-position-ids calculate-per-token-loss skip-train iterations-to-skip consumed-* "
+    "skipped-train-samples calc-ft-timeouts params-dtype data-parallel-random-init te-rng-tracker inference-* "
+    "flash-decode optimizer-* step-batch-size-schedule "
+    // Data and tokenizer.
+    "data-* split vocab-file merge-file vocab-extra-ids tokenizer-* tiktoken-* train-data-path valid-data-path "
+    "test-data-path per-split-data-args-path mock-data num-workers dataloader-* num-dataset-builder-threads "
+    "no-create-attention-mask-in-dataloader create-attention-mask-in-dataloader no-mmap-bin-files mmap-bin-files "
+    "object-storage-cache-path mid-level-dataset-surplus short-seq-prob full-validation multiple-validation-sets "
+    "sft fim-* legacy-tokenizer goldfish-* bert-* "
+    // Checkpoints.
+    "save save-* load load-* no-save-* no-load-* ckpt-* async-save use-dist-ckpt* dist-ckpt-* "
+    "auto-detect-ckpt-format non-persistent-* pretrained-checkpoint exit-on-missing-checkpoint "
+    "use-persistent-ckpt-worker use-mp-args-from-checkpoint-args no-use-tokenizer-model-from-checkpoint-args "
+    "use-tokenizer-model-from-checkpoint-args replication* check-weight-hash-across-dp-replicas-interval "
+    "yaml-cfg strict-fsdp-dtensor-load "
+    // Logs and supervision.
+    "log-* logging-level no-log-* tensorboard-* wandb-* timing-log-* barrier-with-L1-time "
+    "no-barrier-with-level-1-timing profile* use-pytorch-profiler record-memory-history memory-snapshot-path "
+    "eval-* exit-* enable-one-logger no-one-logger one-logger-* app-tag-* enable-experimental config-logger-dir "
+    "print-* check-for-* no-check-for-* rerun-* error-injection-* result-rejected-tracker-filename straggler-* "
+    "disable-straggler-on-startup run-workload-inspector-server adlr-autoresume* manual-gc* no-manual-gc-* "
+    "enable-ft-package enable-msc disable-msc test-mode ft-* "
+    // Processes.
+    "distributed-* local-rank rank lazy-mpu-init use-gloo-process-groups disable-gloo-process-groups "
+    "enable-gloo-process-groups nccl-* high-priority-stream-groups pipeline-model-parallel-comm-backend "
+    "tp-comm-* fake-process-group ddp-bucket-size ddp-num-buckets ddp-pad-buckets-for-high-nccl-busbw "
+    "suggested-communication-unit-size gradient-reduce-div-fusion align-grad-reduce align-param-gather "
+    "overlap-p2p-communication async-tensor-model-parallel-allreduce no-async-tensor-model-parallel-allreduce "
+    "pin-cpu-* transformer-pipeline-model-parallel-size clone-scatter-output-in-embedding "
+    "no-clone-scatter-output-in-embedding use-torch-optimizer-for-cpu-offload keep-fp8-transpose-cache* "
+    "tensor-and-* "
+    // Kernels and details of the model without a modeled cost.
+    "use-mcore-models use-legacy-models deprecated-use-mcore-models model-type attention-softmax-in-fp32 "
+    "no-attention-softmax-in-fp32 accumulate-* rotary-* rope-* use-rope-scaling mrope-section mscale* "
+    "no-rotary-* beta-* original-max-position-embeddings norm-epsilon layernorm-epsilon apply-layernorm-1p "
+    "apply-residual-connection-post-layernorm openai-gelu glu-linear-offset onnx-safe masked-softmax-fusion "
+    "bias-gelu-fusion bias-swiglu-fusion bias-dropout-fusion apply-rope-fusion persist-layer-norm "
+    "no-persist-layer-norm gradient-accumulation-fusion cuda-graph-* disable-bf16-reduced-precision-matmul fp8-* "
+    "fp4-* num-layers-at-* make-vocab-size-* relative-attention-* mtp-loss-scaling-factor add-position-embedding "
+    "cache-mla-latents mla-down-proj-fusion no-weight-decay-* apply-wd-to-qk-layernorm "
+    // Experts.
+    "moe-aux-loss-coeff moe-z-loss-coeff moe-router-* moe-input-jitter-eps moe-token-drop-policy "
+    "moe-per-layer-logging moe-permute-fusion moe-use-upcycling moe-upcycling-granularity "
+    "moe-use-device-initiated-grouped-gemm "
+    // Other models of the same program, whose attributes every dump has.
+    "retro-* retriever-* dino-* vision-* swin-* ict-* biencoder-* mamba-* mask-* img-* patch-dim num-channels "
+    "num-classes classes-fraction iter-per-epoch sample-rate block-data-path embedding-path evidence-data-path "
+    "titles-data-path indexer-* query-in-block-prob use-one-sent-docs output-bert-embeddings max-tokens-to-oom "
+    "mlp-chunks-for-prefill encoder-num-layers encoder-seq-length decoder-seq-length freeze-* "
+    // Of Megatron-DeepSpeed.
+    "deepspeed-config deepspeed-activation-checkpointing deepspeed-mpi deepscale* ds-inference ds-fused-adam "
+    "use-pin-memory cpu-torch-adam num-layers-teacher bert-no-binary-head custom-token-counting";
 
 constexpr MegatronAttribute kAttributes[] = {
     {"add-bias-linear", "disable-bias-linear", true},
@@ -560,10 +307,6 @@ constexpr MegatronAttribute kAttributes[] = {
     {"fp8", "fp8-format"},
     {"fp4", "fp4-format"},
 };
-
-bool matches(std::string_view pattern, std::string_view name) {
-  return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1)) : name == pattern;
-}
 
 }  // namespace
 
@@ -587,16 +330,15 @@ std::string_view megatron_argument_of(std::string_view pointer) {
 }
 
 bool megatron_not_modeled(std::string_view name, std::string_view value) {
-  return std::any_of(std::begin(kNotModeled), std::end(kNotModeled), [&](const NotModeled& each) {
-    return matches(each.name, name) && (each.harmless.empty() || value != each.harmless);
-  });
+  return lists_name(kNotModeled, name) ||
+         std::any_of(std::begin(kNotModeledUnless), std::end(kNotModeledUnless),
+                     [&](const NotModeled& each) { return lists_name(each.name, name) && value != each.harmless; });
 }
 
 bool megatron_without_effect(std::string_view name) {
-  const auto holds = [&](std::string_view pattern) { return matches(pattern, name); };
-  return std::any_of(std::begin(kWithoutEffect), std::end(kWithoutEffect), holds) ||
-         std::any_of(std::begin(kNotModeled), std::end(kNotModeled),
-                     [&](const NotModeled& each) { return holds(each.name); });
+  return lists_name(kWithoutEffect, name) || lists_name(kNotModeled, name) ||
+         std::any_of(std::begin(kNotModeledUnless), std::end(kNotModeledUnless),
+                     [&](const NotModeled& each) { return lists_name(each.name, name); });
 }
 
 std::vector<std::string> listed_words(std::span<const std::string> words) {

@@ -13,6 +13,7 @@
 
 #include "import/megatron.h"
 #include "import/megatron_names.h"
+#include "import/names.h"
 #include "import/yaml.h"
 #include "model/errors.h"
 
@@ -68,151 +69,41 @@ constexpr std::string_view kNemoSections[] = {"model", "train",        "optimize
                                               "dist",  "comm_overlap", "mixed_precision"};
 
 // Sections and keys that change neither time nor memory, are read before, or have no modeled cost. * ends a beginning.
-constexpr std::string_view kNemoWithoutEffect[] = {"name",
-                                                   "defaults*",
-                                                   "restore_from_path",
-                                                   "hydra*",
-                                                   "run.*",
-                                                   "exp_manager*",
-                                                   "trainer.*",
-                                                   "checkpoint*",
-                                                   "logger*",
-                                                   "scheduler*",
-                                                   "rng*",
-                                                   "profiling*",
-                                                   "ft",
-                                                   "ft.*",
-                                                   "straggler*",
-                                                   "nvrx_straggler*",
-                                                   "rerun_state_machine*",
-                                                   "validation*",
-                                                   "tensor_inspect*",
-                                                   "tokenizer*",
-                                                   "dataset*",
-                                                   "model.tokenizer*",
-                                                   "model.data.*",
-                                                   "model.optim.*",
-                                                   "model.nsys_profile*",
-                                                   "model.resume_from_checkpoint",
-                                                   "model.pre_process",
-                                                   "model.post_process",
-                                                   "model.native_amp*",
-                                                   "model.megatron_amp*",
-                                                   "model.grad_allreduce_chunk_size_mb",
-                                                   "model.grad_div_ar_fusion",
-                                                   "model.gradient_as_bucket_view",
-                                                   "model.apex_transformer_log_level",
-                                                   "model.gc_interval",
-                                                   "model.hysteresis",
-                                                   "model.mcore_gpt",
-                                                   "model.transformer_engine",
-                                                   "model.precision",
-                                                   "model.use_emha",
-                                                   "model.activation*",
-                                                   "model.gated_linear_unit",
-                                                   "model.normalization*",
-                                                   "model.bias",
-                                                   "model.num_query_groups",
-                                                   "model.kv_channels",
-                                                   "model.share_embeddings_and_output_weights",
-                                                   "model.overlap_p2p_comm",
-                                                   "model.tp_comm_overlap",
-                                                   "comm_overlap.tp_comm_overlap",
-                                                   "ddp.fp8_param_gather",
-                                                   "model.batch_p2p_*",
-                                                   "model.sync_batch_comm",
-                                                   "model.seq_len_interpolation_factor",
-                                                   "model.do_layer_norm_weight_decay",
-                                                   "model.transformer_block_type",
-                                                   "model.headscale",
-                                                   "model.megatron_legacy",
-                                                   "model.ub_tp_comm_*",
-                                                   "model.fp8_*",
-                                                   "model.reduce_amax",
-                                                   "model.use_te_rng_tracker",
-                                                   "model.bf16",
-                                                   "model.fp16",
-                                                   "model.*dtype",
-                                                   "model.init_method*",
-                                                   "model.output_layer_init_method*",
-                                                   "model.embedding_init_method*",
-                                                   "model.deallocate_pipeline_outputs",
-                                                   "model.parallel_output",
-                                                   "model.hf_model_id",
-                                                   "model.kitchen_*",
-                                                   "model.mamba_*",
-                                                   "model.linear_*",
-                                                   "model.layernorm_*",
-                                                   "model.symmetric_*",
-                                                   "model.tp_comm_*",
-                                                   "model.tp_only_amax_red",
-                                                   "model.scatter_embedding_sequence_parallel",
-                                                   "model.mup_*",
-                                                   "model.rope_*",
-                                                   "model.rotary_*",
-                                                   "model.glu_linear_offset",
-                                                   "model.qk_clip_*",
-                                                   "model.use_kitchen*",
-                                                   "model.use_transformer_engine_full_layer_spec",
-                                                   "model.hidden_dropout_*",
-                                                   "model.inference_*",
-                                                   "model.min_offloaded_tensor_size",
-                                                   "model.cpu_offloading_*",
-                                                   "model.bias_*fusion",
-                                                   "model.bias_activation_fusion",
-                                                   "model.bias_dropout_*",
-                                                   "model.masked_softmax_fusion",
-                                                   "model.apply_rope_fusion",
-                                                   "model.gradient_accumulation_fusion",
-                                                   "model.wgrad_deferral_limit",
-                                                   "model.transformer_layer_spec",
-                                                   "model.vocab_size_*",
-                                                   "model.should_pad_vocab",
-                                                   "model.hetereogenous_*",
-                                                   "model.generation_config*",
-                                                   "model.test_mode",
-                                                   "model.dsa_*",
-                                                   "model.original_max_position_embeddings",
-                                                   "model.num_layers_at_*",
-                                                   "ddp.*",
-                                                   "dist.*",
-                                                   "comm_overlap.*",
-                                                   "mixed_precision",
-                                                   "mixed_precision.*",
-                                                   "optimizer.*",
-                                                   "train.*"};
+constexpr std::string_view kNemoWithoutEffect =
+    "name defaults* restore_from_path hydra* run.* exp_manager* trainer.* checkpoint* logger* scheduler* rng* "
+    "profiling* ft ft.* straggler* nvrx_straggler* rerun_state_machine* validation* tensor_inspect* tokenizer* "
+    "dataset* model.tokenizer* model.data.* model.optim.* model.nsys_profile* model.resume_from_checkpoint "
+    "model.pre_process model.post_process model.native_amp* model.megatron_amp* "
+    "model.grad_allreduce_chunk_size_mb model.grad_div_ar_fusion model.gradient_as_bucket_view "
+    "model.apex_transformer_log_level model.gc_interval model.hysteresis model.mcore_gpt "
+    "model.transformer_engine model.precision model.use_emha model.activation* model.gated_linear_unit "
+    "model.normalization* model.bias model.num_query_groups model.kv_channels "
+    "model.share_embeddings_and_output_weights model.overlap_p2p_comm model.tp_comm_overlap "
+    "comm_overlap.tp_comm_overlap ddp.fp8_param_gather model.batch_p2p_* model.sync_batch_comm "
+    "model.seq_len_interpolation_factor model.do_layer_norm_weight_decay model.transformer_block_type "
+    "model.headscale model.megatron_legacy model.ub_tp_comm_* model.fp8_* model.reduce_amax "
+    "model.use_te_rng_tracker model.bf16 model.fp16 model.*dtype model.init_method* "
+    "model.output_layer_init_method* model.embedding_init_method* model.deallocate_pipeline_outputs "
+    "model.parallel_output model.hf_model_id model.kitchen_* model.mamba_* model.linear_* model.layernorm_* "
+    "model.symmetric_* model.tp_comm_* model.tp_only_amax_red model.scatter_embedding_sequence_parallel "
+    "model.mup_* model.rope_* model.rotary_* model.glu_linear_offset model.qk_clip_* model.use_kitchen* "
+    "model.use_transformer_engine_full_layer_spec model.hidden_dropout_* model.inference_* "
+    "model.min_offloaded_tensor_size model.cpu_offloading_* model.bias_*fusion model.bias_activation_fusion "
+    "model.bias_dropout_* model.masked_softmax_fusion model.apply_rope_fusion model.gradient_accumulation_fusion "
+    "model.wgrad_deferral_limit model.transformer_layer_spec model.vocab_size_* model.should_pad_vocab "
+    "model.hetereogenous_* model.generation_config* model.test_mode model.dsa_* "
+    "model.original_max_position_embeddings model.num_layers_at_* ddp.* dist.* comm_overlap.* mixed_precision "
+    "mixed_precision.* optimizer.* train.*";
 
 // Those of them that change time or memory.
-constexpr std::string_view kNemoNotModeled[] = {"peft*",
-                                                "inprocess_restart*",
-                                                "ddp.num_distributed_optimizer_instances",
-                                                "model.peft*",
-                                                "model.virtual_stage_*",
-                                                "model.num_micro_batches_with_partial_activation_checkpoints",
-                                                "model.activations_checkpoint_layers_per_pipeline",
-                                                "model.num_microbatches_with_partial_activation_checkpoints",
-                                                "model.moe_token_dropping",
-                                                "dist.use_sharp",
-                                                "comm_overlap.defer_embedding_wgrad_compute",
-                                                "mixed_precision.first_last_layers_bf16",
-                                                "model.nccl_communicator_config_path",
-                                                "optimizer.use_precision_aware_optimizer",
-                                                "optimizer.overlap_param_gather_with_optimizer_step",
-                                                "train.decrease_batch_size_if_needed"};
-
-bool nemo_matches(std::string_view pattern, std::string_view key) {
-  const std::size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == key;
-  const std::string_view begin = pattern.substr(0, star);
-  const std::string_view end = pattern.substr(star + 1);
-  return key.size() >= begin.size() + end.size() && key.starts_with(begin) && key.ends_with(end);
-}
-
-template <typename List>
-bool nemo_lists(const List& list, std::string_view key) {
-  return std::any_of(std::begin(list), std::end(list),
-                     [&](std::string_view pattern) { return nemo_matches(pattern, key); });
-}
+constexpr std::string_view kNemoNotModeled =
+    "peft* inprocess_restart* ddp.num_distributed_optimizer_instances model.peft* model.virtual_stage_* "
+    "model.num_micro_batches_with_partial_activation_checkpoints "
+    "model.activations_checkpoint_layers_per_pipeline model.num_microbatches_with_partial_activation_checkpoints "
+    "model.moe_token_dropping dist.use_sharp comm_overlap.defer_embedding_wgrad_compute "
+    "mixed_precision.first_last_layers_bf16 model.nccl_communicator_config_path "
+    "optimizer.use_precision_aware_optimizer optimizer.overlap_param_gather_with_optimizer_step "
+    "train.decrease_batch_size_if_needed";
 
 std::string argument_of_key(std::string_view key) {
   std::string out(key);
@@ -434,14 +325,14 @@ class NemoImport {
     const MegatronAttribute* const attribute = megatron_attribute(argument);
     const bool inverted = attribute != nullptr && attribute->inverted;
     if (inverted && key.starts_with("model.") && megatron_key(attribute->name) != nullptr &&
-        !nemo_lists(kNemoWithoutEffect, key)) {
+        !lists_name(kNemoWithoutEffect, key)) {
       if (value.text == "False") add(std::string(attribute->name).c_str(), key);
       return;
     }
     if (off(value.text) || value.text == "???") return;
     const MegatronKey* const known = argument.empty() ? nullptr : megatron_key(argument);
-    const bool elsewhere = nemo_lists(kNemoWithoutEffect, key) && !is_renamed(key) && !is_batch_key(key);
-    if (nemo_lists(kNemoNotModeled, key)) {
+    const bool elsewhere = lists_name(kNemoWithoutEffect, key) && !is_renamed(key) && !is_batch_key(key);
+    if (lists_name(kNemoNotModeled, key)) {
       if (value.text != (key.ends_with("_instances") ? "1" : "0"))
         not_modeled_.push_back(fmt::format("{} {}", key, value.text));
     } else if (known != nullptr && !elsewhere) {
@@ -460,12 +351,12 @@ class NemoImport {
   }
   // Keys of sections whose other keys are without effect.
   static bool is_batch_key(const std::string& key) {
-    constexpr std::array<std::string_view, 10> kKeys = {"train.micro_batch_size",      "train.global_batch_size",
-                                                        "train.rampup_batch_size",     "optimizer.clip_grad",
-                                                        "optimizer.optimizer",         "optimizer.main_grads_dtype",
-                                                        "optimizer.exp_avg_dtype",     "optimizer.exp_avg_sq_dtype",
-                                                        "optimizer.main_params_dtype", "dist.use_tp_pp_dp_mapping"};
-    return nemo_lists(kKeys, key);
+    constexpr std::string_view kKeys =
+        "train.micro_batch_size train.global_batch_size train.rampup_batch_size optimizer.clip_grad "
+        "optimizer.optimizer "
+        "optimizer.main_grads_dtype optimizer.exp_avg_dtype optimizer.exp_avg_sq_dtype optimizer.main_params_dtype "
+        "dist.use_tp_pp_dp_mapping";
+    return lists_name(kKeys, key);
   }
 
   void add_value(const MegatronKey& known, const std::string& key, const YamlValue& value) {

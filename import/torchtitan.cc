@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "import/names.h"
 #include "import/toml.h"
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
@@ -46,34 +47,18 @@ constexpr TorchtitanSchedule kSchedules[] = {{"1F1B", "1f1b", false},
                                              {"ZBVZeroBubble", "zb-v", true},
                                              {"DualPipeV", "dualpipe-v", true}};
 
-constexpr std::string_view kTablesWithoutEffect[] = {
-    "job",  "profiling",  "metrics",         "optimizer", "lr_scheduler",     "checkpoint",
-    "comm", "validation", "fault_tolerance", "debug",     "memory_estimation"};
+constexpr std::string_view kTablesWithoutEffect =
+    "job profiling metrics optimizer lr_scheduler checkpoint comm validation fault_tolerance debug "
+    "memory_estimation";
 
-constexpr std::string_view kKeysWithoutEffect[] = {"model.hf_assets_path",
-                                                   "model.tokenizer_path",
-                                                   "model.print_after_conversion",
-                                                   "model.norm_type",
-                                                   "training.dataset",
-                                                   "training.dataset_path",
-                                                   "training.steps",
-                                                   "training.max_norm",
-                                                   "training.warmup_steps",
-                                                   "training.gc_freq",
-                                                   "training.gc_debug",
-                                                   "training.seed",
-                                                   "training.deterministic",
-                                                   "training.data_parallel_type",
-                                                   "training.dtype",
-                                                   "parallelism.disable_loss_parallel",
-                                                   "parallelism.expert_tensor_parallel_degree",
-                                                   "activation_checkpoint.early_stop",
-                                                   "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
-                                                   "float8.precompute_float8_dynamic_scale_for_fsdp",
-                                                   "float8.force_recompute_fp8_weight_in_bwd",
-                                                   "float8.filter_fqns",
-                                                   "compile.components",
-                                                   "compile.backend"};
+constexpr std::string_view kKeysWithoutEffect =
+    "model.hf_assets_path model.tokenizer_path model.print_after_conversion model.norm_type training.dataset "
+    "training.dataset_path training.steps training.max_norm training.warmup_steps training.gc_freq "
+    "training.gc_debug training.seed training.deterministic training.data_parallel_type training.dtype "
+    "parallelism.disable_loss_parallel parallelism.expert_tensor_parallel_degree "
+    "activation_checkpoint.early_stop activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns "
+    "float8.precompute_float8_dynamic_scale_for_fsdp float8.force_recompute_fp8_weight_in_bwd float8.filter_fqns "
+    "compile.components compile.backend";
 
 class TorchtitanImport {
  public:
@@ -363,16 +348,13 @@ class TorchtitanImport {
   void note_rest(const std::string& key, const Json& value) {
     if (std::find(read_.begin(), read_.end(), key) != read_.end()) return;
     const std::string table = key.substr(0, key.find('.'));
-    const auto lists = [](const auto& list, std::string_view name) {
-      return std::find(std::begin(list), std::end(list), name) != std::end(list);
-    };
-    if (lists(kTablesWithoutEffect, table) || lists(kKeysWithoutEffect, key)) return;
-    constexpr std::string_view kNotModeledTables[] = {"compile", "float8", "mx", "quantize", "experimental"};
-    constexpr std::string_view kNotModeledKeys[] = {"parallelism.enable_compiled_autograd",
-                                                    "parallelism.module_fqns_per_model_part",
-                                                    "parallelism.pipeline_parallel_split_points", "training.compile"};
+    if (lists_name(kTablesWithoutEffect, table) || lists_name(kKeysWithoutEffect, key)) return;
+    constexpr std::string_view kNotModeledTables = "compile float8 mx quantize experimental";
+    constexpr std::string_view kNotModeledKeys =
+        "parallelism.enable_compiled_autograd parallelism.module_fqns_per_model_part "
+        "parallelism.pipeline_parallel_split_points training.compile";
     const bool off = value == false || value == Json::array() || value == "";
-    if (lists(kNotModeledTables, table) || lists(kNotModeledKeys, key)) {
+    if (lists_name(kNotModeledTables, table) || lists_name(kNotModeledKeys, key)) {
       if (!off) not_modeled_.push_back(key);
     } else {
       unknown_.push_back(key);
