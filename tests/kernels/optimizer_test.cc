@@ -129,9 +129,9 @@ struct Buffers {
         new_weights(stage.memory().weights),
         gradients(stage.memory().gradients),
         optimizer_state(stage.memory().optimizer_state) {
-    weights.zero();
-    gradients.zero();
-    optimizer_state.zero();
+    weights.fill(std::byte{0});
+    gradients.fill(std::byte{0});
+    optimizer_state.fill(std::byte{0});
     for (const Parameter& p : stage.parameters()) {
       for (std::int64_t i = p.offset; i < p.offset + p.size(); ++i) {
         set_element(Precision::float64, weights.data(), i, value(i, 1));

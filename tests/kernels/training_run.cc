@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "model/to_size.h"
+#include "tests/kernels/rank_run.h"
 #include "tests/kernels/thread_group.h"
 #include "tests/support/count_allocations.h"
 
@@ -17,227 +18,68 @@ namespace {
 constexpr std::size_t kGuard = 192;
 constexpr std::byte kGuardByte{0xA5};
 
-// The buffers of one slice of one microbatch on one stage.
-struct SliceBuffers {
-  SliceBuffers(const SliceMemory& memory)
-      : to_input(memory.to_input_gradient),
-        to_weight(memory.to_weight_gradient),
-        output_gradients(memory.output_gradients),
-        output(memory.boundary),
-        input_gradient(memory.boundary) {}
-  bool intact() const {
-    return to_input.intact() && to_weight.intact() && output_gradients.intact() && output.intact() &&
-           input_gradient.intact();
-  }
-  GuardedBuffer to_input;
-  GuardedBuffer to_weight;
-  GuardedBuffer output_gradients;
-  GuardedBuffer output;
-  GuardedBuffer input_gradient;
-  std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> targets;
-};
-
-// Keys and values of one microbatch on one stage.
-struct KeyBuffers {
-  explicit KeyBuffers(const SliceMemory& memory)
-      : keys_values(memory.keys_values), gradient(memory.keys_values_gradient) {
-    gradient.zero();
-  }
-  GuardedBuffer keys_values;
-  GuardedBuffer gradient;
-};
-
-struct StageState {
-  std::unique_ptr<Stage> stage;
-  std::unique_ptr<GuardedBuffer> weights;
-  std::unique_ptr<GuardedBuffer> gradients;
-  std::unique_ptr<GuardedBuffer> scratch;
-  std::vector<std::vector<std::unique_ptr<SliceBuffers>>> slices;  // [microbatch][slice]
-  std::vector<std::unique_ptr<KeyBuffers>> keys;                   // [microbatch]
-};
-
-// One tensor-parallel rank with all stages.
-class HostRank {
+// The CPU, for RankRun.
+class HostPlace {
  public:
-  HostRank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group,
-           ExpertGroup* experts)
-      : training_(training), group_(group), experts_(experts), batch_(training.batch()) {
-    for (const StageSpec& spec : training.stage_specs(tensor_rank)) make_stage(spec, weights);
-  }
+  using Buffer = GuardedBuffer;
+  HostPlace(Precision precision, TensorGroup* group, ExpertGroup* experts)
+      : precision_(precision), group_(group), experts_(experts) {}
 
-  void train() {
-    training_.in_order([this](int m, std::size_t k) { forward(m, k); },
-                       [this](int m, std::size_t k) { backward(m, k); },
-                       [this](std::size_t s, int m, std::size_t k) { weight(s, m, k); });
-  }
-
-  // Adds the blocks of this rank.
-  void collect(TrainingResult& result) const {
-    if (group_ == nullptr || group_->rank() == 0) result.loss = loss_;
-    result.allocations += allocations_;
-    result.recompute_ns += recompute_ns_;
-    for (const StageState& state : states_) {
-      collect_gradients(state, result.gradients);
-      result.squared_norm += state.stage->squared_norm(state.gradients->data());
-      result.intact = result.intact && state.weights->intact() && state.gradients->intact() && state.scratch->intact();
-      for (const auto& microbatch : state.slices) {
-        for (const auto& slice : microbatch) result.intact = result.intact && slice->intact();
-      }
-      for (const auto& keys : state.keys) {
-        result.intact = result.intact && keys->keys_values.intact() && keys->gradient.intact();
-      }
+  std::unique_ptr<Stage> make_stage(const StageSpec& spec) const { return make_cpu_stage(spec, precision_); }
+  std::unique_ptr<Buffer> make_buffer(std::int64_t bytes) const { return std::make_unique<Buffer>(bytes); }
+  std::vector<std::byte> as_bytes(const std::vector<double>& numbers) const {
+    std::vector<std::byte> out(numbers.size() * element_bytes());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      set_element(precision_, out.data(), static_cast<std::int64_t>(i), numbers[i]);
     }
+    return out;
   }
-
- private:
-  void make_stage(const StageSpec& spec, const Matrices& weights) {
-    StageState state;
-    state.stage = make_cpu_stage(spec, training_.precision);
-    state.weights = std::make_unique<GuardedBuffer>(state.stage->memory().weights);
-    state.gradients = std::make_unique<GuardedBuffer>(state.stage->memory().gradients);
-    state.weights->zero();
-    state.gradients->zero();
-    for (const Parameter& p : state.stage->parameters()) {
-      const std::vector<double>& matrix = weights.at(p.name);
-      for (std::int64_t row = 0; row < p.rows; ++row) {
-        for (std::int64_t column = 0; column < p.columns; ++column) {
-          set_element(training_.precision, state.weights->data(), p.offset + row * p.columns + column,
-                      matrix[(p.first_row + row) * p.all_columns + p.first_column + column]);
-        }
-      }
+  std::vector<double> gradient_numbers(const Buffer& gradients) const {
+    std::vector<double> out(to_size(gradients.size()) / element_bytes());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = element(precision_, gradients.data(), static_cast<std::int64_t>(i));
     }
-    std::int64_t scratch = 0;
-    const SliceShape all{.sequences = training_.sequences, .tokens = training_.tokens()};
-    for (int m = 0; m < training_.microbatches; ++m) {
-      state.keys.push_back(std::make_unique<KeyBuffers>(state.stage->slice_memory(all)));
-      auto& slices = state.slices.emplace_back();
-      std::int64_t context = 0;
-      for (const std::int64_t tokens : training_.slices) {
-        const SliceShape shape{.sequences = training_.sequences, .tokens = tokens, .context = context};
-        auto& slice = slices.emplace_back(std::make_unique<SliceBuffers>(state.stage->slice_memory(shape)));
-        for (int sequence = 0; sequence < training_.sequences; ++sequence) {
-          const Sequence& from = batch_[m * training_.sequences + sequence];
-          for (std::int64_t i = context; i < context + tokens; ++i) {
-            slice->tokens.push_back(from.tokens[i]);
-            slice->targets.push_back(from.targets[i]);
-          }
-        }
-        scratch = std::max(scratch, state.stage->scratch_bytes(shape));
-        context += tokens;
-      }
-    }
-    state.scratch = std::make_unique<GuardedBuffer>(scratch);
-    states_.push_back(std::move(state));
+    return out;
   }
-
-  SliceCall call_of(std::size_t s, int m, std::size_t k) {
-    StageState& state = states_[s];
-    SliceBuffers& slice = *state.slices[m][k];
-    SliceCall call;
-    call.shape = {
-        .sequences = training_.sequences,
-        .tokens = training_.slices[k],
-        .context = std::accumulate(training_.slices.begin(), training_.slices.begin() + static_cast<std::ptrdiff_t>(k),
-                                   std::int64_t{0})};
+  void fill_tables(const Stage& /*stage*/, Buffer& /*tables*/, std::int64_t /*positions*/) const {}
+  template <class Op>
+  void run(const Stage& stage, SliceCall& call, const Op& op) {
     call.tensor = group_;
     call.experts = experts_;
-    call.weights = state.weights->data();
-    call.gradients = state.gradients->data();
-    if (state.stage->spec().head_is_embedding()) {
-      const StageState& first = states_.front();
-      for (const Parameter& p : first.stage->parameters()) {
-        if (p.name != "embedding.word.weight") continue;
-        call.embedding = first.weights->data() + p.offset * first.stage->element_bytes();
-        call.embedding_gradient = first.gradients->data() + p.offset * first.stage->element_bytes();
-      }
-    }
-    // Results must not depend on the contents of scratch.
-    std::memset(state.scratch->data(), 0xFF, to_size(state.scratch->size()));
-    call.scratch = state.scratch->data();
-    call.to_input_gradient = slice.to_input.data();
-    call.to_weight_gradient = slice.to_weight.data();
-    if (training_.backward != TrainingCase::Backward::whole) call.output_gradients = slice.output_gradients.data();
-    call.keys_values = state.keys[m]->keys_values.data();
-    call.keys_values_gradient = state.keys[m]->gradient.data();
-    call.sequence_tokens = training_.tokens();
-    if (s > 0) call.input = states_[s - 1].slices[m][k]->output.data();
-    call.output = slice.output.data();
-    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[m][k]->input_gradient.data();
-    call.input_gradient = slice.input_gradient.data();
-    call.tokens = slice.tokens.data();
-    call.targets = slice.targets.data();
-    call.loss_scale = training_.loss_scale;
-    return call;
+    const std::int64_t before = test::allocations();
+    op(stage, call);
+    allocations += test::allocations() - before;
+    loss_ = call.loss;
+    recompute_ns += call.recompute_ns;
   }
+  double loss() const { return loss_; }
+  void add_squares(const Stage& stage, const Buffer& gradients) { squares_ += stage.squared_norm(gradients.data()); }
+  double squares() const { return squares_; }
 
-  template <class Op>
-  void counted(std::size_t s, int m, std::size_t k, const Op& op) {
-    SliceCall call = call_of(s, m, k);
-    const std::int64_t before = allocations();
-    op(*states_[s].stage, call);
-    allocations_ += allocations() - before;
-    loss_ += call.loss;
-    recompute_ns_ += call.recompute_ns;
-  }
-  void forward(int m, std::size_t k) {
-    for (std::size_t s = 0; s < states_.size(); ++s) {
-      if (training_.in_parts) {
-        counted(s, m, k, [](const Stage& stage, SliceCall& call) { run_in_parts(stage, call, true); });
-        continue;
-      }
-      counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.forward(call); });
-    }
-  }
-  void backward(int m, std::size_t k) {
-    for (std::size_t s = states_.size(); s-- > 0;) {
-      if (training_.in_parts) {
-        counted(s, m, k, [](const Stage& stage, SliceCall& call) { run_in_parts(stage, call, false); });
-        if (training_.backward == TrainingCase::Backward::split) weight(s, m, k);
-      } else if (training_.backward == TrainingCase::Backward::whole) {
-        counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.backward(call); });
-      } else {
-        counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });
-        if (training_.backward == TrainingCase::Backward::split) weight(s, m, k);
-      }
-    }
-  }
-  void weight(std::size_t s, int m, std::size_t k) {
-    // Buffers that live until the input gradient have been released.
-    SliceBuffers& slice = *states_[s].slices[m][k];
-    std::memset(slice.to_input.data(), 0xFF, to_size(slice.to_input.size()));
-    if (k == 0) {
-      GuardedBuffer& keys = states_[s].keys[m]->keys_values;
-      std::memset(keys.data(), 0xFF, to_size(keys.size()));
-    }
-    counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
-  }
+  std::int64_t allocations = 0;
+  std::int64_t recompute_ns = 0;
 
-  void collect_gradients(const StageState& state, Matrices& gradients) const {
-    for (const Parameter& p : state.stage->parameters()) {
-      std::vector<double>& matrix = gradients[p.name];
-      matrix.resize(p.all_rows * p.all_columns);
-      // Of replicated parameters, those of the first rank; of experts, the sum over the ranks that route tokens to
-      // them.
-      if (!p.expert && p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
-      for (std::int64_t row = 0; row < p.rows; ++row) {
-        for (std::int64_t column = 0; column < p.columns; ++column) {
-          matrix[(p.first_row + row) * p.all_columns + p.first_column + column] +=
-              element(training_.precision, state.gradients->data(), p.offset + row * p.columns + column);
-        }
-      }
-    }
-  }
+ private:
+  std::size_t element_bytes() const { return precision_ == Precision::float64 ? sizeof(double) : sizeof(float); }
 
-  const TrainingCase& training_;
+  Precision precision_;
   TensorGroup* group_;
   ExpertGroup* experts_;
-  std::vector<Sequence> batch_;
-  std::vector<StageState> states_;
   double loss_ = 0;
-  std::int64_t allocations_ = 0;
-  std::int64_t recompute_ns_ = 0;
+  double squares_ = 0;
 };
+
+// Trains one rank and adds its results.
+void run_on_host(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group,
+                 ExpertGroup* experts, std::mutex& mutex, TrainingResult& result) {
+  HostPlace place(training.precision, group, experts);
+  RankRun<HostPlace> rank(training, weights, tensor_rank, place);
+  rank.train();
+  const std::lock_guard lock(mutex);
+  rank.collect(result);
+  result.allocations += place.allocations;
+  result.recompute_ns += place.recompute_ns;
+}
 
 }  // namespace
 
@@ -249,7 +91,8 @@ GuardedBuffer::GuardedBuffer(std::int64_t bytes)
   std::memset(data_, 0xFF, to_size(bytes));
 }
 
-void GuardedBuffer::zero() { std::memset(data_, 0, to_size(size_)); }
+void GuardedBuffer::fill(std::byte value) { std::fill_n(data_, size_, value); }
+void GuardedBuffer::write(std::span<const std::byte> bytes) { std::copy(bytes.begin(), bytes.end(), data_); }
 
 bool GuardedBuffer::intact() const {
   const auto is_guard = [](std::byte b) { return b == kGuardByte; };
@@ -333,24 +176,19 @@ void run_in_parts(const Stage& stage, SliceCall& call, bool forward) {
 
 TrainingResult run(const TrainingCase& training, const Matrices& weights) {
   TrainingResult result;
+  std::mutex mutex;
   if (training.tensor_parallel == 1) {
-    HostRank rank(training, weights, 0, nullptr, nullptr);
-    rank.train();
-    rank.collect(result);
+    run_on_host(training, weights, 0, nullptr, nullptr, mutex, result);
     return result;
   }
   ThreadGroupBoard board(training.tensor_parallel);
   ThreadMail mail(training.tensor_parallel);
-  std::mutex mutex;
   std::vector<std::thread> threads;
   for (int t = 0; t < training.tensor_parallel; ++t) {
     threads.emplace_back([&, t] {
       ThreadGroup group(board, t);
       ThreadExpertGroup experts(mail, t);
-      HostRank rank(training, weights, t, &group, training.expert_parallel > 1 ? &experts : nullptr);
-      rank.train();
-      const std::lock_guard lock(mutex);
-      rank.collect(result);
+      run_on_host(training, weights, t, &group, training.expert_parallel > 1 ? &experts : nullptr, mutex, result);
     });
   }
   for (std::thread& thread : threads) thread.join();

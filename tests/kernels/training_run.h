@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/stage.h"
@@ -17,7 +18,8 @@ class GuardedBuffer {
   explicit GuardedBuffer(std::int64_t bytes);
   std::byte* data() const { return data_; }
   std::int64_t size() const { return size_; }
-  void zero();
+  void fill(std::byte value);
+  void write(std::span<const std::byte> bytes);
   // Returns whether the guards are unchanged.
   bool intact() const;
 
