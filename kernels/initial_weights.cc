@@ -1,9 +1,9 @@
-#include "kernels/initial_weights.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <string_view>
+
+#include "kernels/weights.h"
 
 namespace sluice::kernels {
 namespace {

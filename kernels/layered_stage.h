@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/initial_weights.h"
 #include "kernels/layer.h"
 #include "kernels/stage.h"
+#include "kernels/weights.h"
 #include "model/errors.h"
 
 namespace sluice::kernels {

@@ -86,4 +86,8 @@ struct WeightOffsets {
 };
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes);
 
+// Implements Stage::initialise. Padding is set to zero.
+template <class T>
+void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);
+
 }  // namespace sluice::kernels

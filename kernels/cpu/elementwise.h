@@ -3,11 +3,12 @@
 #include <cstdint>
 
 #include "kernels/row_shapes.h"
+#include "kernels/weights.h"
 
 namespace sluice::kernels::cpu {
 
-// The operations of a layer besides matrix multiplications. Matrices are row-major, and dense unless a stride is given;
-// biases may be null. The order of summation depends on sizes only.
+// The operations of a layer besides matrix multiplications, and the optimizer step. Matrices are row-major, and dense
+// unless a stride is given; biases may be null. The order of summation depends on sizes only.
 
 // LayerNorm: out = (x - mean) / deviation * gain + bias; with `rms` RMSNorm, whose deviation is the root mean square.
 template <class T>
@@ -99,5 +100,14 @@ void row_exponentials(T* matrix, std::int64_t stride, std::int64_t rows, std::in
 // Multiplies row r by scale / sums[r].
 template <class T>
 void scale_rows(T* matrix, std::int64_t stride, std::int64_t rows, std::int64_t columns, const T* sums, T scale);
+
+// Returns the sum of squares of the gradients of `counted` parameters.
+template <class T>
+double squared_norm(const WeightOffsets& offsets, const T* gradients);
+
+// Implements Stage::step. `adam_moments` holds the first moments of all weights, then the second; not used by SGD.
+template <class T>
+void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, const T* weights, T* new_weights,
+                    T* adam_moments, const T* gradients);
 
 }  // namespace sluice::kernels::cpu

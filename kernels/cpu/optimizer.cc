@@ -1,8 +1,7 @@
-#include "kernels/cpu/optimizer.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/vectors.h"
 
 namespace sluice::kernels::cpu {

@@ -7,7 +7,6 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/optimizer.h"
 #include "kernels/layered_stage.h"
 
 namespace sluice::kernels {

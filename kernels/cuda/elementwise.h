@@ -1,15 +1,18 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/device.h"
 #include "kernels/row_shapes.h"
+#include "kernels/stage.h"
+#include "kernels/weights.h"
 
 namespace sluice::kernels::cuda {
 
-// The operations of a layer besides matrix multiplications and attention. Matrices of 16-bit numbers, of the type that
-// `element` names, are row-major and dense; biases may be null. All functions enqueue on a stream. The order of
-// summation depends on sizes only, except where documented.
+// The operations of a layer besides matrix multiplications and attention, and the optimizer step. Matrices of 16-bit
+// numbers, of the type that `element` names, are row-major and dense; biases may be null. All functions enqueue on a
+// stream. The order of summation depends on sizes only, except where documented.
 
 // Storage of a 16-bit number of either type.
 using Half = std::uint16_t;
@@ -82,5 +85,33 @@ void embed(Stream& stream, Element element, const EmbeddingShape& shape, const s
 // Accumulates both gradients. The order in which rows of the same token are added is not deterministic.
 void embedding_gradient(Stream& stream, Element element, const EmbeddingShape& shape, const std::int32_t* tokens,
                         const Half* gradient, float* words, float* positions);
+
+// A range of a stage's weights, in elements, with equal options.
+struct WeightRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool decays = false;
+};
+// Returns consecutive ranges that cover all elements. Padding, whose gradient is zero, belongs to the previous
+// parameter.
+std::vector<WeightRange> step_ranges(const WeightOffsets& offsets);
+// Returns ranges that cover the `counted` parameters, and padding.
+std::vector<WeightRange> counted_ranges(const WeightOffsets& offsets);
+
+// Implements Stage::add_squared_norm. The order in which blocks add to *squares is not deterministic.
+void add_squares(Stream& stream, const std::vector<WeightRange>& ranges, const float* gradients, float* squares);
+
+// Master weights, and Adam's first and second moments.
+struct OptimizerState {
+  float* master = nullptr;
+  float* first = nullptr;
+  float* second = nullptr;
+};
+// Implements Stage::step. Writes the rounded master weights to new_weights even if the step is skipped.
+void optimizer_step(Stream& stream, Element element, const std::vector<WeightRange>& ranges, const OptimizerStep& step,
+                    const OptimizerState& state, const float* gradients, Half* new_weights);
+// Implements Stage::set_weights.
+void set_weights(Stream& stream, Element element, std::int64_t elements, const float* from, float* master,
+                 Half* weights);
 
 }  // namespace sluice::kernels::cuda

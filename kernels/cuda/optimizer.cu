@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/over_elements.h"
 #include "kernels/cuda/rows.h"
 

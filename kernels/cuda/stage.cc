@@ -7,16 +7,142 @@
 #include "kernels/cuda/buffers.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/flash_attention.h"
-#include "kernels/cuda/linear.h"
 #include "kernels/cuda/loss.h"
-#include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/routing.h"
 #include "kernels/device_kernels.h"
+#include "kernels/gemm_library.h"
 #include "kernels/layered_stage.h"
 
 namespace sluice::kernels {
 namespace cuda {
 namespace {
+
+// The matrix multiplications of a linear layer, enqueued on a stream. Weights are [outputs, inputs]. Do nothing without
+// rows.
+struct Linear {
+  Element element;
+  Device& device;
+  Stream& stream;
+  GemmLibrary* library = nullptr;  // null: none
+
+  // out [rows, outputs] = x [rows, inputs] x weights^T.
+  void forward(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+               Half* out, const LinearOptions& options = {}) const {
+    if (rows == 0) return;
+    device.multiply(forward_call(x, weights, rows, outputs, inputs, out, element, options), stream);
+  }
+
+  void forward_to_real(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                       float* out) const {
+    if (rows == 0) return;
+    device.multiply(forward_call(x, weights, rows, outputs, inputs, out, Element::float32), stream);
+  }
+
+  // dx [rows, inputs] = dout [rows, outputs] x weights.
+  void input_gradient(const Half* dout, const Half* weights, std::int64_t rows, std::int64_t outputs,
+                      std::int64_t inputs, Half* dx, const LinearOptions& options = {}) const {
+    if (rows == 0) return;
+    device.multiply(input_gradient_call(dout, weights, rows, outputs, inputs, dx, options), stream);
+  }
+
+  // gradient [outputs, inputs] += dout^T x, in float32.
+  void weight_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                       float* gradient, const LinearOptions& options = {}) const {
+    if (rows == 0) return;
+    device.multiply(weight_gradient_call(dout, x, rows, outputs, inputs, gradient, options), stream);
+  }
+
+  // With an epilogue where the library supports it, else with kernels of our own.
+  // pre [rows, outputs] = x weights^T + bias, and out = gelu(pre) in the tanh approximation; bias may be null.
+  void forward_gelu(const Half* x, const Half* weights, const Half* bias, std::int64_t rows, std::int64_t outputs,
+                    std::int64_t inputs, Half* pre, Half* out) const {
+    if (rows == 0) return;
+    const GemmEpilogue epilogue{.kind = GemmEpilogue::Kind::gelu, .bias = bias, .preactivations = pre};
+    if (run_fused(forward_call(x, weights, rows, outputs, inputs, out, element), epilogue)) return;
+    forward(x, weights, rows, outputs, inputs, pre);
+    gelu_after_bias(stream, element, pre, bias, rows, outputs, out);
+  }
+
+  // dpre [rows, inputs] = dout [rows, outputs] x weights * gelu'(pre).
+  void input_gradient_gelu(const Half* dout, const Half* weights, const Half* pre, std::int64_t rows,
+                           std::int64_t outputs, std::int64_t inputs, Half* dpre) const {
+    if (rows == 0) return;
+    const GemmEpilogue epilogue{.kind = GemmEpilogue::Kind::gelu_gradient, .preactivations = const_cast<Half*>(pre)};
+    if (run_fused(input_gradient_call(dout, weights, rows, outputs, inputs, dpre), epilogue)) return;
+    input_gradient(dout, weights, rows, outputs, inputs, dpre);
+    activate_gradient(stream, element, false, pre, nullptr, rows, inputs, dpre);
+  }
+
+  // Also adds the sums of the columns of dout to bias_gradient [outputs], or writes them to `sums` [outputs] and
+  // returns the addition that the caller owes.
+  VectorSum weight_and_bias_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
+                                     std::int64_t inputs, float* gradient, float* bias_gradient, float* sums) const {
+    if (rows == 0) return {};
+    const GemmEpilogue epilogue{.kind = GemmEpilogue::Kind::row_sums, .sums = sums};
+    if (run_fused(weight_gradient_call(dout, x, rows, outputs, inputs, gradient), epilogue)) {
+      return {.from = sums, .count = outputs, .into = bias_gradient};
+    }
+    add_column_sums(stream, element, dout, rows, outputs, bias_gradient);
+    weight_gradient(dout, x, rows, outputs, inputs, gradient);
+    return {};
+  }
+
+ private:
+  bool run_fused(const GemmCall& call, const GemmEpilogue& epilogue) const {
+    return library != nullptr && library->multiply(call, epilogue, stream);
+  }
+
+  static std::int64_t stride(std::int64_t given, std::int64_t width) { return given > 0 ? given : width; }
+
+  GemmCall forward_call(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs,
+                        std::int64_t inputs, void* out, Element out_element, const LinearOptions& options = {}) const {
+    return {.rows = rows,
+            .columns = outputs,
+            .inner = inputs,
+            .a = x,
+            .a_stride = stride(options.inputs_stride, inputs),
+            .b = weights,
+            .b_stride = inputs,
+            .b_transposed = true,
+            .c = out,
+            .c_stride = stride(options.outputs_stride, outputs),
+            .in = element,
+            .out = out_element};
+  }
+
+  GemmCall input_gradient_call(const Half* dout, const Half* weights, std::int64_t rows, std::int64_t outputs,
+                               std::int64_t inputs, Half* dx, const LinearOptions& options = {}) const {
+    return {.rows = rows,
+            .columns = inputs,
+            .inner = outputs,
+            .a = dout,
+            .a_stride = stride(options.outputs_stride, outputs),
+            .b = weights,
+            .b_stride = inputs,
+            .c = dx,
+            .c_stride = stride(options.inputs_stride, inputs),
+            .in = element,
+            .out = element,
+            .beta = options.add ? 1.0F : 0.0F};
+  }
+
+  GemmCall weight_gradient_call(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
+                                std::int64_t inputs, float* gradient, const LinearOptions& options = {}) const {
+    return {.rows = outputs,
+            .columns = inputs,
+            .inner = rows,
+            .a = dout,
+            .a_stride = stride(options.outputs_stride, outputs),
+            .a_transposed = true,
+            .b = x,
+            .b_stride = stride(options.inputs_stride, inputs),
+            .c = gradient,
+            .c_stride = inputs,
+            .in = element,
+            .out = Element::float32,
+            .beta = 1};
+  }
+};
 
 // Whether GemmEpilogues apply: see GemmChoice.
 bool fuses_bias_gradients(const StageSpec& spec) {
