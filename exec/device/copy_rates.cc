@@ -1,7 +1,7 @@
-#include "exec/device/copy_rates.h"
-
 #include <algorithm>
 #include <cstddef>
+
+#include "exec/device/provider.h"
 
 namespace sluice::exec {
 namespace {

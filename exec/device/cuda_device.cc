@@ -1,5 +1,3 @@
-#include "exec/device/cuda_device.h"
-
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
@@ -13,6 +11,7 @@
 #include "exec/device/cublas.h"
 #include "exec/device/cublaslt_gemms.h"
 #include "exec/device/cudnn_attention.h"
+#include "exec/device/green_contexts.h"
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 

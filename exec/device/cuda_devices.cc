@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "exec/device/cublas.h"
-#include "exec/device/cuda_device.h"
 #include "exec/device/green_contexts.h"
 #include "exec/device/provider.h"
 #include "kernels/cuda/check.h"

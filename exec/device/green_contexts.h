@@ -1,9 +1,11 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "model/namespaces.h"
+#include "kernels/device.h"
 
 struct CUgreenCtx_st;
 struct CUstream_st;
@@ -39,5 +41,9 @@ std::vector<GreenPartition> split_in_green_contexts(int ordinal, int count);
 
 // Returns the number of partitions of minimum size that the GPU supports. Throws DeviceError if it supports none.
 int most_green_contexts(int ordinal);
+
+// Opens a GPU, or a partition of one; see Device. GEMMs of all streams share one workspace: those of one stream run
+// after those of another. Throws DeviceError, also if cuBLAS is not found.
+std::unique_ptr<Device> make_cuda_device(int ordinal, std::string name, std::optional<GreenPartition> partition);
 
 }  // namespace sluice::exec

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "exec/plan/packing.h"
+#include "exec/run/op_outcome.h"
 #include "exec/steady_clock.h"
 #include "model/to_size.h"
 
@@ -372,13 +373,7 @@ SliceCall PartBench::call_of(OpKind kind, const Part& part, const ProfileCell& c
 std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers,
                              const OpGroups& groups) {
   SliceCall call = call_of(kind, part, cell, buffers, groups);
-  const Stage& stage = stage_of(part, cell);
-  switch (kind) {
-    case OpKind::F: stage.forward(call); break;
-    case OpKind::I: stage.input_gradient(call); break;
-    case OpKind::W: stage.weight_gradient(call); break;
-    case OpKind::B: stage.backward(call); break;
-  }
+  compute(stage_of(part, cell), kind, call);
   return call.recompute_ns;
 }
 

@@ -475,12 +475,7 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
       issue_in_parts(op, call, step.vertex);
       continue;
     }
-    switch (op.op.op) {
-      case OpKind::F: stage.forward(call); break;
-      case OpKind::I: stage.input_gradient(call); break;
-      case OpKind::W: stage.weight_gradient(call); break;
-      case OpKind::B: stage.backward(call); break;
-    }
+    compute(stage, op.op.op, call);
   }
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "exec/run/device_links.h"
-#include "exec/run/loss_scale.h"
 #include "exec/run/worker.h"
 #include "exec/transport/device_transport.h"
 #include "exec/transport/transport.h"
@@ -18,6 +17,36 @@
 #include "kernels/device_kernels.h"
 
 namespace sluice::exec {
+
+// Dynamic loss scale for float16, which keeps gradients from underflowing: halved when the gradients of a step overflow
+// (the step is skipped), doubled after many steps without overflow (Micikevicius et al. 2018, 3.2). All workers have
+// the same scale, since the norm that decides is the same.
+class LossScale {
+ public:
+  // `dynamic`: for float16; otherwise the scale is constantly 1.
+  explicit LossScale(bool dynamic) : dynamic_(dynamic), scale_(dynamic ? kFirst : 1) {}
+  double value() const { return scale_; }
+  // Updates the scale after an optimizer step. Returns false if the gradients overflow at the minimum scale.
+  bool update(bool overflowed) {
+    if (!dynamic_) return !overflowed;
+    if (overflowed) {
+      good_steps_ = 0;
+      if (scale_ <= 1) return false;
+      scale_ /= 2;
+    } else if (++good_steps_ == kStepsToDouble) {
+      good_steps_ = 0;
+      scale_ *= 2;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr double kFirst = 65536;
+  static constexpr int kStepsToDouble = 1000;
+  bool dynamic_;
+  double scale_;
+  int good_steps_ = 0;
+};
 
 // A worker whose ops run on a device. Its single thread enqueues them in the order of the graph, a few ops ahead of the
 // device: computation on one stream, collectives on another, messages on the streams of their edges. Events order them

@@ -331,13 +331,7 @@ void HostWorker::run_op(const OpPlan& op, const PlannedStep& step, SliceCall& ca
   part_log_.clear();
   if (plan_.has_experts() && !step.recomputes) call.parts = &part_log_;
   const std::int64_t start = now_ns();
-  const Stage& stage = stage_of(op.chunk);
-  switch (op.op.op) {
-    case OpKind::F: stage.forward(call); break;
-    case OpKind::I: stage.input_gradient(call); break;
-    case OpKind::W: stage.weight_gradient(call); break;
-    case OpKind::B: stage.backward(call); break;
-  }
+  compute(stage_of(op.chunk), op.op.op, call);
   times_.kernels += now_ns() - start;
   for (const PartTime& time : part_log_.times()) keep_part(step.vertex, time);
 }

@@ -27,6 +27,15 @@ void fill(std::byte* data, std::int64_t elements) {
 
 }  // namespace
 
+void compute(const Stage& stage, OpKind kind, SliceCall& call) {
+  switch (kind) {
+    case OpKind::F: return stage.forward(call);
+    case OpKind::I: return stage.input_gradient(call);
+    case OpKind::W: return stage.weight_gradient(call);
+    case OpKind::B: return stage.backward(call);
+  }
+}
+
 bool all_finite(const std::byte* data, std::int64_t elements, Precision precision) {
   if (precision == Precision::float64) {
     return no_exponent_is_full<std::uint64_t>(data, elements, std::uint64_t{0x7ff} << 52);

@@ -4,8 +4,12 @@
 #include <cstdint>
 
 #include "kernels/stage.h"
+#include "model/schedule/op.h"
 
 namespace sluice::exec {
+
+// Calls the op of a stage of the given kind.
+void compute(const Stage& stage, OpKind kind, SliceCall& call);
 
 // Returns whether no element is infinite or NaN.
 bool all_finite(const std::byte* data, std::int64_t elements, Precision precision);

@@ -1,5 +1,3 @@
-#include "exec/transport/mpi.h"
-
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -11,6 +9,7 @@
 #include <thread>
 
 #include "exec/steady_clock.h"
+#include "exec/transport/transport.h"
 
 namespace sluice::exec {
 namespace {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -105,5 +106,9 @@ class Transport {
   std::int64_t control_messages_ = 0;
   std::function<void(int peer)> on_control_wait_;
 };
+
+// Returns a transport between MPI processes, one worker each. MPI is initialised with MPI_THREAD_SERIALIZED or better.
+// Waiting polls and yields. Throws std::runtime_error if MPI reports an error.
+std::unique_ptr<Transport> make_mpi_transport();
 
 }  // namespace sluice::exec

@@ -132,12 +132,7 @@ class Step {
     call.tokens = tokens.data();
     call.targets = targets.data();
     call.loss_scale = 1 / plan_.tokens_per_batch();
-    switch (op.op) {
-      case OpKind::F: return stage.forward(call);
-      case OpKind::I: return stage.input_gradient(call);
-      case OpKind::W: return stage.weight_gradient(call);
-      case OpKind::B: return stage.backward(call);
-    }
+    compute(stage, op.op, call);
   }
 
   // All-reduces `elements` elements at `offset` of all `gradients`, in their order.

@@ -16,7 +16,6 @@
 #include <thread>
 #include <vector>
 
-#include "exec/device/copy_rates.h"
 #include "exec/device/cudnn.h"
 #include "exec/device/dynamic_library.h"
 #include "exec/device/provider.h"

@@ -20,7 +20,6 @@
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #ifdef SLUICE_HAVE_MPI
-#include "exec/transport/mpi.h"
 #endif
 
 namespace sluice::tools {

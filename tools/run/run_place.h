@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "exec/device/provider.h"
-#include "exec/plan/layout.h"
 #include "exec/plan/run_plan.h"
 #include "exec/run/run_devices.h"
 #include "exec/transport/launcher.h"
