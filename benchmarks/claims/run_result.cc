@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "benchmarks/claims/cut.h"
+#include "sim/planner/terapipe_cut.h"
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "sim/engine/parallel.h"
@@ -102,7 +102,7 @@ void cut(Json& document, const Claim& claim, std::size_t run) {
     throw InputError(fmt::format("{}: /cut/granularity: expected at most the sequence's {} tokens, got {}",
                                  source_of(claim, run), scenario.training.sequence_length, granularity));
   }
-  document["schedule"] = {{"name", scenario.schedule}, {"slice_lengths", optimal_cut(Setup(scenario), granularity)}};
+  document["schedule"] = {{"name", scenario.schedule}, {"slice_lengths", sim::terapipe_cut(Setup(scenario), granularity)}};
 }
 
 bool better(const RunResult& a, const RunResult& b) {

@@ -9,6 +9,7 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/scenario/schedule_sizes.h"
 #include "model/schedule/family.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
@@ -31,7 +32,8 @@ bool without_sizes(const Schedule& schedule) {
   return std::all_of(schedule.shapes().begin(), schedule.shapes().end(), units);
 }
 
-// Gives a schedule without sizes those of the scenario; otherwise both must agree.
+}  // namespace
+
 void set_sizes(const Scenario& scenario, Schedule& schedule) {
   const std::int64_t sequence = scenario.training.sequence_length;
   if (sequence >= schedule.max_slices() && without_sizes(schedule)) {
@@ -48,8 +50,6 @@ void set_sizes(const Scenario& scenario, Schedule& schedule) {
     if (scenario.shape.sequences > 1) agree(scenario, "/batch/micro_batch", scenario.shape.sequences, shape.sequences);
   }
 }
-
-}  // namespace
 
 Schedule parse_schedule(const Scenario& scenario, std::string_view text) {
   const bool csv = scenario.schedule.ends_with(".csv");

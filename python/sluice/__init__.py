@@ -28,6 +28,7 @@ from ._requests import (
     read_ops,
     slice,
 )
+from ._measured import Correction, MeasuredRun, Table, Woven, WovenPart, fit_correction, shortlist, weave
 from ._result import Idle, MemoryCurve, Ops, Result, simulate
 from ._scenario import Scenario
 from ._schedule import B, F, I, Op, Schedule, W, schedule
@@ -38,11 +39,13 @@ __all__ = [
     "B",
     "Calibration",
     "Comparison",
+    "Correction",
     "DoesNotFit",
     "F",
     "I",
     "Idle",
     "InputError",
+    "MeasuredRun",
     "MemoryCurve",
     "Op",
     "Ops",
@@ -53,17 +56,23 @@ __all__ = [
     "ScheduleError",
     "Slices",
     "Sweep",
+    "Table",
     "TimedOp",
     "W",
+    "Woven",
+    "WovenPart",
     "__version__",
     "analyze",
     "calibrate",
     "compare",
     "families",
+    "fit_correction",
     "plan",
     "read_ops",
     "schedule",
+    "shortlist",
     "simulate",
     "slice",
     "sweep",
+    "weave",
 ]

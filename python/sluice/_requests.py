@@ -22,7 +22,10 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 class PlanKeys(TypedDict, total=False):
-    """What a plan searches: the flags of ``sluice plan``. Lists restrict what is tried."""
+    """What a plan searches: the flags of ``sluice plan``. Lists restrict what is tried.
+
+    ``refine=False`` does not search the partitions of the fastest configurations.
+    """
 
     gpus: int
     tp: Sequence[int]
@@ -46,6 +49,7 @@ class PlanKeys(TypedDict, total=False):
     no_sequence_parallel: bool
     even_stages: bool
     all: bool
+    refine: bool
     top: int
     shortlist: int
     memory_margin: float

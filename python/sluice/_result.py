@@ -93,7 +93,8 @@ class MemoryCurve:
 
 _FIELDS = (
     "start end microbatch stage slice op kind lane lane_rank critical_path idle_by_cause peak_bytes has_bytes "
-    "iteration_s makespan_s period_s span_s bubble_fraction bubble_over_ideal tokens_per_s model_tflops_per_device mfu "
+    "iteration_s makespan_s period_s span_s bubble_fraction bubble_over_ideal tokens_per_s "
+    "model_tflops_per_device mfu hardware_tflops_per_device needed_bytes memory_at_peak resolved transfer_bytes "
     "fits busy_s peak_in_flight title scenario"
 ).split()
 
@@ -174,6 +175,11 @@ class Result:
         return float(self._data.model_tflops_per_device)
 
     @property
+    def hardware_tflops_per_device(self) -> float:
+        """With recomputation; 0 without a model."""
+        return float(self._data.hardware_tflops_per_device)
+
+    @property
     def mfu(self) -> float:
         """Model FLOPs as a fraction of the peak; 0 without a cluster."""
         return float(self._data.mfu)
@@ -197,6 +203,38 @@ class Result:
     def peak_memory_bytes(self) -> Array:
         """By rank; empty without a model."""
         return cast(Array, self._data.peak_bytes if self._data.has_bytes else np.empty(0, np.int64))
+
+    @property
+    def memory_at_peak(self) -> dict[str, Array]:
+        """Bytes by class (``MemoryCurve.CLASSES``) at each rank's peak, each by rank."""
+        table = np.asarray(self._data.memory_at_peak)
+        return {name: table[:, i] for i, name in enumerate(MemoryCurve.CLASSES)}
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Device memory for the largest peak, with the allocator's overhead; None without a model and a cluster."""
+        return cast("int | None", self._data.needed_bytes)
+
+    @property
+    def transfer_bytes(self) -> float:
+        """Bytes between pipeline ranks per iteration, over all replicas."""
+        return float(self._data.transfer_bytes)
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What names and defaults resolve to: sizes, ``precision``, and facts of the ``model`` and of the ``gpu``."""
+        return cast("dict[str, Any]", self._data.resolved)
+
+    def op_s(self, kind: str, stage: int, slice: int = 0) -> float:
+        """Returns the seconds of an op, "F" or "B", with the recomputation before a B."""
+        return self._live().op_s(kind, stage, slice)
+
+    def terapipe_slices(self, granularity: int) -> list[int]:
+        """Returns the lengths of the slices with which TeraPipe takes these microbatches through the pipeline fastest.
+
+        They are multiples of ``granularity`` tokens.
+        """
+        return self._live().terapipe_slices(granularity)
 
     def memory(self, rank: int) -> MemoryCurve:
         """Returns the memory curve of a rank; empty if it was not kept."""

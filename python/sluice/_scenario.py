@@ -54,7 +54,7 @@ class Scenario:
         elif source is None:
             self._document = _core.ScenarioDocument()
         elif isinstance(source, Mapping):
-            self._document = _core.ScenarioDocument.from_text(json.dumps(source), "")
+            self._document = _core.ScenarioDocument.from_text(json.dumps(source), "", "scenario")
         else:
             path = os.fspath(source)
             self._document = _core.ScenarioDocument.from_file(path)
@@ -62,16 +62,23 @@ class Scenario:
         self._set(keys)
 
     @classmethod
-    def from_json(cls, text: str, folder: str | os.PathLike[str] = "", **keys: Unpack[ScenarioKeys]) -> Self:
-        """Returns the scenario in a JSON text, whose relative paths are resolved against ``folder``."""
-        return cls._of(_core.ScenarioDocument.from_text(text, os.fspath(folder)), os.fspath(folder), keys)
+    def from_json(
+        cls, text: str, folder: str | os.PathLike[str] = "", source: str = "scenario", **keys: Unpack[ScenarioKeys]
+    ) -> Self:
+        """Returns the scenario in a JSON text, which errors name ``source``; paths in it are relative to ``folder``."""
+        return cls._of(_core.ScenarioDocument.from_text(text, os.fspath(folder), source), os.fspath(folder), keys)
 
     @classmethod
-    def from_megatron(cls, arguments: str | Sequence[str], **keys: Unpack[ScenarioKeys]) -> Self:
-        """Returns the scenario of arguments of Megatron-LM, as one text or a list of words. Keywords override it."""
+    def from_megatron(
+        cls, arguments: str | Sequence[str], source: str = "--megatron-args", **keys: Unpack[ScenarioKeys]
+    ) -> Self:
+        """Returns the scenario of arguments of Megatron-LM, as one text or a list of words. Keywords override it.
+
+        ``source`` names the arguments in errors.
+        """
         if not isinstance(arguments, str):
             arguments = " ".join("'" + word.replace("'", "'\\''") + "'" for word in arguments)
-        return cls._of(_core.ScenarioDocument.from_megatron(arguments), "", keys)
+        return cls._of(_core.ScenarioDocument.from_megatron(arguments, source), "", keys)
 
     @classmethod
     def _of(cls, document: _core.ScenarioDocument, folder: str, keys: Mapping[str, Any]) -> Self:

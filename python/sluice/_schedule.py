@@ -179,6 +179,16 @@ class Schedule:
         return self._schedule.num_slices
 
     @property
+    def slice_lengths(self) -> list[int]:
+        """The tokens of each slice of the first microbatch."""
+        return self._schedule.slice_lengths
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences in the first microbatch."""
+        return self._schedule.num_sequences
+
+    @property
     def split_backward(self) -> bool:
         """Whether input and weight gradients are separate ops, at least in places."""
         return self._schedule.split_backward

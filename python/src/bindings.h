@@ -20,6 +20,7 @@ void bind_scenario(nanobind::module_& module);
 void bind_schedule(nanobind::module_& module);
 void bind_result(nanobind::module_& module);
 void bind_requests(nanobind::module_& module);
+void bind_measured(nanobind::module_& module);
 
 // Runs `work` on another thread, without Python's global lock, while this one watches for signals. After Ctrl-C, sets
 // the flag that `work` gets, waits for its end and raises KeyboardInterrupt. Rethrows what `work` throws.

@@ -40,4 +40,5 @@ NB_MODULE(_core, module) {
   python::bind_schedule(module);
   python::bind_result(module);
   python::bind_requests(module);
+  python::bind_measured(module);
 }

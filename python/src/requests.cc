@@ -190,6 +190,7 @@ void bind_requests(nb::module_& module) {
       .def_rw("no_sequence_parallel", &PlanRequest::no_sequence_parallel)
       .def_rw("even_stages", &PlanRequest::even_stages)
       .def_rw("all", &PlanRequest::everything)
+      .def_rw("refine", &PlanRequest::refine)
       .def_rw("top", &PlanRequest::top)
       .def_rw("shortlist", &PlanRequest::shortlist)
       .def_rw("memory_margin", &PlanRequest::memory_margin);

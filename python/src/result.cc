@@ -17,6 +17,7 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/scenario/schedule_sizes.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "model/to_size.h"
@@ -25,6 +26,7 @@
 #include "sim/engine/fit_advice.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
+#include "sim/planner/terapipe_cut.h"
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "traces/chrome/chrome_trace.h"
@@ -87,7 +89,9 @@ std::shared_ptr<Simulated> simulate(const ScenarioDocument& document, const Sche
       if (stop != nullptr && *stop) throw Stopped();
     };
     if (schedule != nullptr) {
-      out->planned.setup = std::make_unique<Setup>(scenario, *schedule);
+      Schedule own = *schedule;
+      set_sizes(scenario, own);
+      out->planned.setup = std::make_unique<Setup>(scenario, std::move(own));
     } else {
       out->planned = planned_setup(scenario, [&](double, Duration) { stop_if_asked(); });
     }
@@ -186,6 +190,86 @@ auto memory_curve(nb::handle_t<Simulated> self, int rank) {
                          Table<std::int64_t>(bytes, {samples.size(), to_size(kNumMemoryClasses)}, self, {kRow, 1}));
 }
 
+// The bytes by class at each rank's peak.
+std::vector<std::vector<std::int64_t>> memory_at_peak(const Simulated& self) {
+  std::vector<std::vector<std::int64_t>> out;
+  for (const RankMemory& rank : self.prediction.memory) out.emplace_back(rank.at_peak.begin(), rank.at_peak.end());
+  return out;
+}
+
+std::optional<std::int64_t> needed_bytes(const Simulated& self) {
+  if (!self.prediction.fit) return std::nullopt;
+  return self.prediction.fit->needed_bytes;
+}
+
+// Seconds of one op, with the recomputation before a backward.
+double op_s(const Simulated& self, const std::string& kind, int stage, int slice) {
+  const Schedule& schedule = self.planned.setup->schedule();
+  const MicrobatchShape& shape = schedule.shape(0);
+  const auto check = [](int value, int count, const char* what) {
+    if (value >= 0 && value < count) return;
+    throw InputError(fmt::format("op: expected one of {} {}, counted from 0, got {}", count, what, value));
+  };
+  check(stage, schedule.num_stages(), "stages");
+  check(slice, shape.num_slices(), "slices");
+  if (kind != "F" && kind != "B") throw InputError("op: expected F or B, got '" + kind + "'");
+  const CostModel& cost = self.planned.setup->cost();
+  const double again = kind == "B" ? cost.recompute_s(stage, shape, slice) : 0;
+  return again + cost.compute_s(kind == "F" ? OpKind::F : OpKind::B, stage, shape, slice);
+}
+
+// TeraPipe's slices for this pipeline's microbatches. Throws InputError.
+std::vector<std::int64_t> terapipe_slices(const Simulated& self, std::int64_t granularity) {
+  const nb::gil_scoped_release release;
+  return terapipe_cut(*self.planned.setup, granularity);
+}
+
+// Bytes between ranks per iteration: each tensor- and context-parallel rank of each replica sends the same number.
+double transfer_bytes(const Simulated& self) {
+  const OpGraph& graph = self.graph();
+  double bytes = 0;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind == VertexKind::transfer) bytes += static_cast<double>(graph.transfer_bytes(graph[v]));
+  }
+  const Training& training = self.planned.setup->scenario().training;
+  return bytes * training.tp * training.cp * training.dp / self.planned.setup->schedule().num_batches();
+}
+
+// What the names and defaults of the scenario resolve to.
+nb::dict resolved(const Simulated& self) {
+  const Scenario& scenario = self.planned.setup->scenario();
+  const Training& training = scenario.training;
+  nb::dict out;
+  for (const auto& [key, value] :
+       {std::pair("tp", training.tp), std::pair("cp", training.cp), std::pair("pp", training.pp),
+        std::pair("dp", training.dp), std::pair("ep", training.ep), std::pair("etp", training.etp),
+        std::pair("micro_batch", training.micro_batch), std::pair("microbatches", scenario.microbatches)}) {
+    out[key] = value;
+  }
+  out["sequence_length"] = training.sequence_length;
+  out["devices"] = training.world_size();
+  out["precision"] = std::string(traits_of(training.precision).name);
+  if (scenario.model) {
+    nb::dict model;
+    model["layers"] = scenario.model->layers;
+    model["hidden"] = scenario.model->hidden;
+    model["experts"] = scenario.model->experts.count;
+    model["padded_vocab"] = padded_vocab(*scenario.model, training.tp);
+    model["parameters"] = parameters(*scenario.model);
+    out["model"] = model;
+  }
+  if (scenario.cluster) {
+    const Gpu& of = scenario.cluster->gpu;
+    nb::dict gpu;
+    gpu["name"] = of.name;
+    gpu["memory_bytes"] = of.memory_bytes;
+    gpu["reserved_bytes"] = of.reserved_bytes;
+    gpu["workspace_bytes"] = of.workspace_bytes;
+    out["gpu"] = gpu;
+  }
+  return out;
+}
+
 template <typename Get>
 std::vector<double> by_rank(const Simulated& self, Get&& get) {
   std::vector<double> out;
@@ -257,6 +341,12 @@ void bind_result(nb::module_& module) {
             return owned(std::move(out));
           },
           nb::rv_policy::move)
+      .def_prop_ro("memory_at_peak", &memory_at_peak)
+      .def_prop_ro("needed_bytes", &needed_bytes)
+      .def_prop_ro("resolved", &resolved, nb::sig("def resolved(self) -> dict[str, typing.Any]"))
+      .def_prop_ro("transfer_bytes", &transfer_bytes)
+      .def("terapipe_slices", &terapipe_slices, "granularity"_a)
+      .def("op_s", &op_s, "kind"_a, "stage"_a, "slice"_a)
       .def_prop_ro("has_bytes", [](const Simulated& self) { return self.graph().has_bytes(); })
       .def_prop_ro("iteration_s", [](const Simulated& self) { return self.prediction.iteration_s(); })
       .def_prop_ro("makespan_s", [](const Simulated& self) { return to_seconds(self.prediction.metrics.makespan); })
@@ -267,6 +357,8 @@ void bind_result(nb::module_& module) {
       .def_prop_ro("tokens_per_s", [](const Simulated& self) { return self.prediction.throughput.tokens_per_s; })
       .def_prop_ro("model_tflops_per_device",
                    [](const Simulated& self) { return self.prediction.throughput.model_tflops_per_device; })
+      .def_prop_ro("hardware_tflops_per_device",
+                   [](const Simulated& self) { return self.prediction.throughput.hardware_tflops_per_device; })
       .def_prop_ro("mfu", [](const Simulated& self) { return self.prediction.throughput.mfu; })
       .def_prop_ro("fits",
                    [](const Simulated& self) -> std::optional<bool> {

@@ -38,18 +38,19 @@ ScenarioDocument ScenarioDocument::from_file(const std::string& path) {
   return out;
 }
 
-ScenarioDocument ScenarioDocument::from_text(const std::string& text, const std::string& folder) {
-  if (is_foreign(text)) return from_import(import_text(text, "scenario"), "scenario");
+ScenarioDocument ScenarioDocument::from_text(const std::string& text, const std::string& folder,
+                                             const std::string& source) {
+  if (is_foreign(text)) return from_import(import_text(text, source), source);
   ScenarioDocument out;
-  out.source_ = "scenario";
+  out.source_ = source;
   out.folder_ = folder;
   out.document_ = parse_json(text, out.source_);
-  if (!out.document_.is_object()) throw InputError("scenario: /: expected a scenario object");
+  if (!out.document_.is_object()) throw InputError(source + ": /: expected a scenario object");
   return out;
 }
 
-ScenarioDocument ScenarioDocument::from_megatron(const std::string& arguments) {
-  return from_import(import_megatron_line(arguments, "--megatron-args"), "--megatron-args");
+ScenarioDocument ScenarioDocument::from_megatron(const std::string& arguments, const std::string& source) {
+  return from_import(import_megatron_line(arguments, source), source);
 }
 
 void ScenarioDocument::set(const std::string& key, const std::string& value) {
@@ -85,8 +86,8 @@ void bind_scenario(nb::module_& module) {
       .def(nb::init<>())
       .def(nb::init<const ScenarioDocument&>())
       .def_static("from_file", &ScenarioDocument::from_file, "path"_a)
-      .def_static("from_text", &ScenarioDocument::from_text, "text"_a, "folder"_a)
-      .def_static("from_megatron", &ScenarioDocument::from_megatron, "arguments"_a)
+      .def_static("from_text", &ScenarioDocument::from_text, "text"_a, "folder"_a, "source"_a)
+      .def_static("from_megatron", &ScenarioDocument::from_megatron, "arguments"_a, "source"_a)
       .def("set", &ScenarioDocument::set, "key"_a, "value"_a)
       .def("check", [](const ScenarioDocument& self) { static_cast<void>(self.read()); })
       .def("text", [](const ScenarioDocument& self) { return self.complete().dump(); })

@@ -17,10 +17,10 @@ class ScenarioDocument {
   ScenarioDocument() = default;
   // Reads a scenario file, or the configuration of another framework. Throws InputError.
   static ScenarioDocument from_file(const std::string& path);
-  // Reads the JSON text of a scenario; errors name it "scenario". Relative paths in it are resolved against `folder`.
-  static ScenarioDocument from_text(const std::string& text, const std::string& folder);
-  // Reads a line of Megatron-LM's arguments. Throws InputError.
-  static ScenarioDocument from_megatron(const std::string& arguments);
+  // Reads the JSON text of a scenario, which errors name `source`. Relative paths in it are resolved against `folder`.
+  static ScenarioDocument from_text(const std::string& text, const std::string& folder, const std::string& source);
+  // Reads a line of Megatron-LM's arguments, which errors name `source`. Throws InputError.
+  static ScenarioDocument from_megatron(const std::string& arguments, const std::string& source);
 
   // Sets a key, by its flag's name ("pp") or its path ("parallelism/pp"), to a JSON value or a text. Throws InputError.
   void set(const std::string& key, const std::string& value);

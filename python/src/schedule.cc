@@ -105,6 +105,8 @@ void bind_schedule(nb::module_& module) {
       .def_prop_ro("num_microbatches", &Schedule::num_microbatches)
       .def_prop_ro("num_batches", &Schedule::num_batches)
       .def_prop_ro("num_slices", &Schedule::max_slices)
+      .def_prop_ro("slice_lengths", [](const Schedule& self) { return self.shape(0).slice_lengths; })
+      .def_prop_ro("num_sequences", [](const Schedule& self) { return self.shape(0).sequences; })
       .def_prop_ro("num_ops", &Schedule::num_ops)
       .def_prop_ro("split_backward", &Schedule::split_backward)
       .def_prop_ro("routes", [](const Schedule& self) { return self.routes(); });

@@ -105,3 +105,15 @@ def test_csv_of_pytorch(tmp_path):
         sluice.Schedule.read(path)
     with pytest.raises(sluice.InputError, match="slices"):
         sluice.schedule("seq1f1b", pp=2, microbatches=2, slices=2).to_csv()
+
+
+def test_a_schedule_of_ones_own_has_the_sizes_of_the_scenario():
+    """1F1B written as a function, of a model: the same time and memory as the family's."""
+    scenario = sluice.Scenario(model="llama3-8b", cluster="dgx-h100", pp=2, gbs=8, mbs=2, seq_length=4096)
+    family = sluice.simulate(scenario, schedule="1f1b")
+    own = sluice.Schedule.from_function(family.schedule.ops, ranks=2, microbatches=family.schedule.num_microbatches)
+    result = own.simulate(scenario)
+    assert result.makespan_s == family.makespan_s
+    assert list(result.peak_memory_bytes) == list(family.peak_memory_bytes)
+    with pytest.raises(sluice.InputError, match="--seq-length: expected 4096, as the schedule"):
+        family.schedule.simulate(scenario, seq_length=8192)

@@ -145,7 +145,7 @@ Plan plan_of(const PlanRequest& request, const nlohmann::json& document) {
 }
 
 void refine_plan(Plan& plan, const PlanRequest& request, const std::atomic<bool>* stop) {
-  if (!request.even_stages) plan.refine(std::min(request.top, kRefined), stop);
+  if (request.refine && !request.even_stages) plan.refine(std::min(request.top, kRefined), stop);
 }
 
 PlanReport report_of(const Plan& plan, const PlanRequest& request) {

@@ -25,6 +25,7 @@ struct PlanRequest {
   bool no_sequence_parallel = false;
   bool even_stages = false;
   bool everything = false;
+  bool refine = true;  // searches the partitions of the leaders, unless all stages must be even
   int top = 10;
   int shortlist = 0;
   // Relative error of the predicted difference between two configurations of a model on a cluster: the median over

@@ -1,11 +1,11 @@
-#include "benchmarks/claims/cut.h"
+#include "sim/planner/terapipe_cut.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "model/slicing/terapipe.h"
 
-namespace sluice::bench::claims {
+namespace sluice::sim {
 namespace {
 
 // Time of a whole microbatch, forward and backward, including recomputation.
@@ -50,7 +50,7 @@ SliceTimes tabulated(const SliceTimes& times) {
 
 }  // namespace
 
-std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granularity) {
+std::vector<std::int64_t> terapipe_cut(const Setup& setup, std::int64_t granularity) {
   const Schedule& schedule = setup.schedule();
   const int sequences = schedule.shape(0).sequences;
   const std::int64_t tokens = schedule.shape(0).tokens();
@@ -102,4 +102,4 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   return best;
 }
 
-}  // namespace sluice::bench::claims
+}  // namespace sluice::sim
