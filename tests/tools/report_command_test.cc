@@ -98,10 +98,10 @@ TEST(ReportCommand, SchedulesAreNamedByTheirFilesOrAuto) {
     return std::pair(between(read_file(path), "<title>", "</title>"), result.out);
   };
   // The family that the file specifies, or that it was made from, is not its name.
-  ASSERT_EQ(run_sluice({"schedule", "zb-h1", "--pp", "2", "--microbatches", "3", "--output",
-                        folder.path("mine.v2.json")})
-                .exit_code,
-            0);
+  ASSERT_EQ(
+      run_sluice({"schedule", "zb-h1", "--pp", "2", "--microbatches", "3", "--output", folder.path("mine.v2.json")})
+          .exit_code,
+      0);
   auto [title, output] = title_and_output({"--schedule", folder.path("mine.v2.json"), "--compare-with", "zb-h1"});
   EXPECT_EQ(title, "mine.v2, 2 ranks, 3 microbatches against zb-h1, 2 ranks, 3 microbatches");
   EXPECT_TRUE(output.starts_with("mine.v2: 2 ranks")) << output;

@@ -355,7 +355,8 @@ std::string ScenarioFlags::unused(const std::string& file, std::string_view comm
   std::vector<std::string> found;
   for (const Setting& row : settings()) {
     const std::string top(row.pointer.substr(0, row.pointer.find('/', 1)));
-    if (!document.contains(Json::json_pointer(top)) || (!found.empty() && found.back() == top)) continue;
+    if (!document.contains(Json::json_pointer(top)) || std::find(found.begin(), found.end(), top) != found.end())
+      continue;
     const Json& section = document.at(Json::json_pointer(top));
     const bool none = std::none_of(settings().begin(), settings().end(),
                                    [&](const Setting& each) { return is_within(each.pointer, top) && reads(each); });
