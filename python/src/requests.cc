@@ -21,6 +21,7 @@
 #include "tools/analyze/heat_maps.h"
 #include "tools/analyze/measured_scenario.h"
 #include "tools/calibrate/calibrate.h"
+#include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/compare/compared_run.h"
 #include "tools/compare/comparison_output.h"
@@ -42,7 +43,7 @@ std::string sweep(const ScenarioDocument& scenario, const Axes& named) {
   const nlohmann::json document = scenario.complete();
   std::string out;
   interruptible([&](const std::atomic<bool>& stop) {
-    out = sweep_json(run_sweep(document, scenario.file(), std::move(axes), &stop));
+    out = json_text(sweep_json(run_sweep(document, scenario.file(), std::move(axes), &stop)));
   });
   return out;
 }
@@ -102,7 +103,7 @@ std::tuple<std::string, std::string, std::string> analyzed(const std::string& ti
   std::string picture;
   interruptible([&](const std::atomic<bool>&) {
     const Analysis analysis = analyze({.timeline = timeline, .names = names, .all_steps = all_steps, .gpus = gpus});
-    document = analysis_document(analysis).dump();
+    document = json_text(analysis_document(analysis));
     scenario = measured_scenario(analysis).dump();
     picture = heat_maps(analysis);
   });
@@ -116,7 +117,7 @@ std::string compared_files(const std::string& first, const std::string& second, 
     const ComparedRun a = compared_run(first, step);
     const ComparedRun b = compared_run(second, step);
     const ComparisonOptions how{.top = top, .by_kind = by_kind};
-    out = comparison_document(compared(a.read.run, b.read.run, how, first, second)).dump();
+    out = json_text(comparison_document(compared(a.read.run, b.read.run, how, first, second)));
   });
   return out;
 }

@@ -27,6 +27,7 @@
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
 #include "sim/planner/terapipe_cut.h"
+#include "tools/command/document.h"
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "traces/chrome/chrome_trace.h"
@@ -142,7 +143,7 @@ std::string json_of(const Simulated& self) {
     remedies = what_would_fit(*self.planned.setup);
   }
   const AutoResult* const automatic = self.planned.automatic ? &*self.planned.automatic : nullptr;
-  return simulation_json(*self.planned.setup, prediction, {}, {}, remedies, automatic);
+  return json_text(simulation_json(*self.planned.setup, prediction, {}, {}, remedies, automatic));
 }
 
 std::string report_of(const Simulated& self, bool embedded) {

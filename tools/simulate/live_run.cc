@@ -16,6 +16,7 @@
 #include "model/schedule/pytorch_csv.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/document.h"
 #include "tools/command/exit_codes.h"
 #include "tools/simulate/families_json.h"
 #include "tools/simulate/report_run.h"
@@ -127,7 +128,7 @@ LiveResult simulated(const Json& request) {
   }
   if (request.value("document", false)) {
     const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
-    header["document"] = simulation_json(*planned.setup, prediction, {}, {}, {}, automatic);
+    header["document"] = json_text(simulation_json(*planned.setup, prediction, {}, {}, {}, automatic));
   }
   // The run's header is JSON already.
   std::string text = header.dump();

@@ -15,6 +15,7 @@
 #include "tools/command/automatic.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -153,10 +154,11 @@ int simulate_one(const SimulateOptions& options) {
     print_message(
         fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
+  const nlohmann::ordered_json document = simulation_json(setup, prediction, explained, memory, remedies, automatic);
   if (options.json) {
-    fmt::print("{}", simulation_json(setup, prediction, explained, memory, remedies, automatic));
+    fmt::print("{}", json_text(document));
   } else {
-    fmt::print("{}", simulation_table(setup, prediction, remedies, automatic));
+    fmt::print("{}", simulation_text(setup, prediction, document, automatic));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) {
@@ -178,8 +180,8 @@ int simulate_sweep(const SimulateOptions& options) {
   bool any = false;
   bool any_fits = false;
   for (const SweepPoint& point : sweep.points) {
-    any |= point.result.has_value();
-    any_fits |= point.result && point.result->fits.value_or(true);
+    any |= point.has_result();
+    any_fits |= point.has_result() && point.fits();
   }
   if (!any)
     throw InputError("--sweep: no combination can be simulated; the first error: " + sweep.points.front().error);
@@ -192,7 +194,7 @@ int simulate_sweep(const SimulateOptions& options) {
     if (options.figure.title) chart.title = *options.figure.title;
     write_file_whole(options.svg, options.svg_width ? svg_curve(chart, *options.svg_width) : svg_curve(chart));
   }
-  fmt::print("{}", options.json ? sweep_json(sweep) : sweep_table(sweep));
+  fmt::print("{}", options.json ? json_text(sweep_json(sweep)) : sweep_table(sweep));
   return any_fits ? kDone : kNotFeasible;
 }
 

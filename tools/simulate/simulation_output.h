@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,16 +14,17 @@
 
 namespace sluice::tools {
 
-// Returns the JSON document of `simulate --json`, schema sluice.simulation/1 (docs/formats.md). `explained` ops are
-// included if there are any, `memory` if given, `remedies` if the run does not fit in memory, and the search result of
-// --schedule auto unless `automatic` is null.
-std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained,
-                            const std::optional<ExplainedMemory>& memory, std::span<const Remedy> remedies,
-                            const AutoResult* automatic = nullptr);
+// Returns the document of `simulate`, schema sluice.simulation/1 (docs/formats.md). `explained` ops are included if
+// there are any, `memory` if given, `remedies` if the run does not fit in memory, and the search result of --schedule
+// auto unless `automatic` is null.
+nlohmann::ordered_json simulation_json(const Setup& setup, const Prediction& prediction,
+                                       std::span<const ExplainedOp> explained,
+                                       const std::optional<ExplainedMemory>& memory, std::span<const Remedy> remedies,
+                                       const AutoResult* automatic = nullptr);
 
-// Returns the summary and the table of ranks for the terminal. Arguments as above.
-std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies,
-                             const AutoResult* automatic = nullptr);
+// Returns the summary and the table of ranks of this document for the terminal.
+std::string simulation_text(const Setup& setup, const Prediction& prediction, const nlohmann::ordered_json& document,
+                            const AutoResult* automatic = nullptr);
 
 // Returns one line about the search of --schedule auto: source, placement, gap to the lower bound, best family, time.
 std::string automatic_line(const AutoResult& automatic);

@@ -5,49 +5,52 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "model/errors.h"
 #include "sim/engine/parallel.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/calibration_warning.h"
+#include "tools/command/document.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
-#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 constexpr std::int64_t kMostPoints = 100'000;
 
-SweepPoint::Result summary_of(const Setup& setup, const Prediction& prediction) {
-  SweepPoint::Result out;
-  out.iteration =
-      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
-  out.makespan = prediction.metrics.makespan;
-  out.bubble_fraction = prediction.metrics.bubble_fraction;
-  out.tokens_per_s = prediction.throughput.tokens_per_s;
-  out.gpus = setup.scenario().training.world_size();
-  out.model_tflops_per_device = prediction.throughput.model_tflops_per_device;
-  out.mfu = prediction.throughput.mfu;
-  for (const RankMetrics& rank : prediction.metrics.ranks) {
-    out.peak_in_flight = std::max(out.peak_in_flight, rank.peak_in_flight);
-  }
-  if (setup.graph().has_bytes()) out.peak_memory_bytes = 0;
-  for (const RankMemory& rank : prediction.memory) {
-    if (out.peak_memory_bytes) out.peak_memory_bytes = std::max(*out.peak_memory_bytes, rank.peak_bytes);
-  }
+// Returns the results of a run, null if it has no prediction of them.
+OrderedJson results_of(const Setup& setup, const Prediction& prediction) {
+  const Throughput& throughput = prediction.throughput;
+  const std::int64_t gpus = setup.scenario().training.world_size();
+  double peak_in_flight = 0;
+  for (const RankMetrics& rank : prediction.metrics.ranks)
+    peak_in_flight = std::max(peak_in_flight, rank.peak_in_flight);
+  OrderedJson out = {{"iteration_s", prediction.iteration_s()},
+                     {"makespan_s", prediction.metrics.makespan},
+                     {"bubble_fraction", prediction.metrics.bubble_fraction},
+                     {"peak_in_flight", peak_in_flight},
+                     {"gpus", gpus},
+                     {"tokens_per_s", known(throughput.tokens_per_s)},
+                     {"tokens_per_s_per_device", known(throughput.tokens_per_s / static_cast<double>(gpus))},
+                     {"model_tflops_per_device", known(throughput.model_tflops_per_device)},
+                     {"mfu", known(throughput.mfu)},
+                     {"peak_memory_bytes", nullptr}};
   if (prediction.fit) {
-    out.peak_memory_bytes = prediction.fit->needed_bytes;
-    out.fits = prediction.fit->fits;
+    out["peak_memory_bytes"] = prediction.fit->needed_bytes;
+    out["fits"] = prediction.fit->fits;
+  } else if (setup.graph().has_bytes()) {
+    out["peak_memory_bytes"] =
+        std::max_element(prediction.memory.begin(), prediction.memory.end(),
+                         [](const RankMemory& a, const RankMemory& b) { return a.peak_bytes < b.peak_bytes; })
+            ->peak_bytes;
   }
   if (prediction.trials) {
-    out.median = prediction.trials->quantile(0.5);
-    out.slow_tail = prediction.trials->quantile(0.95);
+    out["median_s"] = prediction.trials->quantile(0.5);
+    out["p95_s"] = prediction.trials->quantile(0.95);
   }
   return out;
 }
@@ -56,28 +59,20 @@ SweepPoint::Result summary_of(const Setup& setup, const Prediction& prediction) 
 bool gpus_vary(const Sweep& sweep) {
   std::set<std::int64_t> numbers;
   for (const SweepPoint& point : sweep.points) {
-    if (point.result) numbers.insert(point.result->gpus);
+    if (point.has_result()) numbers.insert(point.result["gpus"].get<std::int64_t>());
   }
   return numbers.size() > 1;
 }
 
-bool any(const Sweep& sweep, auto&& has) {
-  return std::any_of(sweep.points.begin(), sweep.points.end(),
-                     [&](const SweepPoint& point) { return point.result && has(*point.result); });
-}
-
-// Returns the number of characters of UTF-8 text.
-std::size_t columns(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
-}
-
-// Returns a CSV cell, quoted where needed (RFC 4180).
-std::string csv_cell(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string out = "\"";
-  for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return out + '"';
+// Returns the rows of the tables: the results, and the text of the values, by which they are written.
+OrderedJson table_rows(const Sweep& sweep) {
+  OrderedJson rows = OrderedJson::array();
+  for (const SweepPoint& point : sweep.points) {
+    OrderedJson& row = rows.emplace_back(point.has_result() ? point.result : OrderedJson{{"error", point.error}});
+    row["axes"] = point.values;
+    if (!point.fits()) row["verdict"] = " does not fit";
+  }
+  return rows;
 }
 
 // Whether the value at this path determines the schedule family.
@@ -179,7 +174,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       std::vector<std::string> adapted;
       if (schedules) adapted = ScenarioFlags::adapt_to_family(document, fixed);
       const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
-      point.result = summary_of(*planned.setup, predict(*planned.setup));
+      point.result = results_of(*planned.setup, predict(*planned.setup));
       point.warning = calibration_warning(planned.setup->scenario());
       point.adapted = std::move(adapted);
     } catch (const InputError& error) {
@@ -193,52 +188,23 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
 }
 
 std::string sweep_table(const Sweep& sweep) {
-  const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
-  const bool mfu = any(sweep, [](const auto& r) { return r.mfu > 0; });
-  const bool bytes = any(sweep, [](const auto& r) { return r.peak_memory_bytes.has_value(); });
   const bool gpus = gpus_vary(sweep);
-  const bool trials = any(sweep, [](const auto& r) { return r.median.has_value(); });
-  std::vector<std::string> head;
-  for (const SweepAxis& axis : sweep.axes) head.push_back(axis.key);
-  if (gpus) head.emplace_back("GPUs");
-  head.insert(head.end(), {"iteration", "bubble", "in flight"});
-  if (tokens) head.emplace_back("tokens/s");
-  if (tokens && gpus) head.emplace_back("tokens/s/GPU");
-  if (mfu) head.emplace_back("MFU");
-  if (bytes) head.emplace_back("peak GiB");
-  if (trials) head.insert(head.end(), {"median", "95 %"});
-  std::vector<std::vector<std::string>> rows = {head};
-  for (const SweepPoint& point : sweep.points) {
-    std::vector<std::string>& row = rows.emplace_back(point.values);
-    if (!point.result) continue;
-    const SweepPoint::Result& of = *point.result;
-    if (gpus) row.push_back(std::to_string(of.gpus));
-    row.push_back(time_text(of.iteration));
-    row.push_back(fmt::format("{:.1f} %", 100 * of.bubble_fraction));
-    row.push_back(fmt::format("{:.4g}", of.peak_in_flight));
-    if (tokens) row.push_back(grouped(of.tokens_per_s));
-    if (tokens && gpus) row.push_back(grouped(of.tokens_per_s_per_gpu()));
-    if (mfu) row.push_back(fmt::format("{:.1f} %", 100 * of.mfu));
-    if (bytes) {
-      row.push_back(fmt::format("{:.2f}{}", static_cast<double>(of.peak_memory_bytes.value_or(0)) / kGiB,
-                                of.fits.value_or(true) ? "" : " does not fit"));
-    }
-    if (trials) {
-      row.push_back(of.median ? time_text(*of.median) : "");
-      row.push_back(of.slow_tail ? time_text(*of.slow_tail) : "");
-    }
-  }
-  std::vector<std::size_t> widths(head.size(), 0);
-  for (const auto& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns(row[c]));
-  }
+  std::string columns;
+  for (std::size_t a = 0; a < sweep.axes.size(); ++a) columns += fmt::format("{}={{axes/{}}}|", sweep.axes[a].key, a);
+  if (gpus) columns += "GPUs=[{gpus}]|";
+  columns += "iteration=[{iteration_s:t}]|bubble=[{bubble_fraction:.1%}]|in flight=[{peak_in_flight:.4g}]|";
+  columns += "tokens/s=[{tokens_per_s:k}]|";
+  if (gpus) columns += "tokens/s/GPU=[{tokens_per_s_per_device:k}]|";
+  columns += "MFU=[{mfu:.1%}]|peak GiB=[{peak_memory_bytes:.2G}][{verdict}]|median=[{median_s:t}]|95 %=[{p95_s:t}]";
+  std::istringstream lines(table(columns, table_rows(sweep)));
   std::string out;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    for (std::size_t c = 0; c < rows[r].size(); ++c)
-      fmt::format_to(std::back_inserter(out), "  {:>{}}", rows[r][c], widths[c]);
-    if (r > 0 && !sweep.points[r - 1].result) out += "  " + sweep.points[r - 1].error;
-    out += '\n';
+  std::getline(lines, out);
+  for (const SweepPoint& point : sweep.points) {
+    std::string line;
+    std::getline(lines, line);
+    out += '\n' + line + (point.has_result() ? "" : "  " + point.error);
   }
+  out += '\n';
   std::set<std::string> notes;
   for (const SweepPoint& point : sweep.points) {
     if (point.adapted.empty()) continue;
@@ -252,75 +218,35 @@ std::string sweep_table(const Sweep& sweep) {
 }
 
 std::string sweep_csv(const Sweep& sweep) {
-  std::string out;
-  for (const SweepAxis& axis : sweep.axes) out += csv_cell(axis.key) + ",";
-  out +=
-      "iteration_s,makespan_s,bubble_fraction,peak_in_flight,tokens_per_s,model_tflops_per_device,mfu,peak_memory_"
-      "bytes,fits,median_s,p95_s,gpus,tokens_per_s_per_device,error\n";
-  const auto to = std::back_inserter(out);
-  const auto known = [](double value) { return value > 0 ? fmt::format("{}", value) : std::string(); };
+  std::string keys;
+  for (std::size_t a = 0; a < sweep.axes.size(); ++a) keys += fmt::format("{}=axes/{},", sweep.axes[a].key, a);
+  keys += "iteration_s,makespan_s,bubble_fraction,peak_in_flight,tokens_per_s,model_tflops_per_device,mfu,";
+  keys += "peak_memory_bytes,fits,median_s,p95_s,gpus,tokens_per_s_per_device,error";
+  return csv(keys, table_rows(sweep));
+}
+
+OrderedJson sweep_json(const Sweep& sweep) {
+  OrderedJson out = {{"schema", "sluice.sweep/1"}};
+  out["keys"] = OrderedJson::array();
+  for (const SweepAxis& axis : sweep.axes) out["keys"].push_back(axis.key);
+  OrderedJson& points = out["points"] = OrderedJson::array();
   for (const SweepPoint& point : sweep.points) {
-    for (const std::string& value : point.values) out += csv_cell(value) + ",";
-    if (point.result) {
-      const SweepPoint::Result& of = *point.result;
-      const auto optional = [](const auto& value, auto&& text) { return value ? text(*value) : std::string(); };
-      const auto seconds = [](Duration d) { return fmt::format("{}", to_seconds(d)); };
-      fmt::format_to(to, "{},{},{},{},{},{},{},{},{},{},{},{},{},\n", to_seconds(of.iteration), to_seconds(of.makespan),
-                     of.bubble_fraction, of.peak_in_flight, known(of.tokens_per_s), known(of.model_tflops_per_device),
-                     known(of.mfu), optional(of.peak_memory_bytes, [](auto bytes) { return std::to_string(bytes); }),
-                     optional(of.fits, [](bool fits) { return std::string(fits ? "1" : "0"); }),
-                     optional(of.median, seconds), optional(of.slow_tail, seconds), of.gpus,
-                     known(of.tokens_per_s_per_gpu()));
-    } else {
-      fmt::format_to(to, ",,,,,,,,,,,,,{}\n", csv_cell(point.error));
+    OrderedJson& row = points.emplace_back();
+    row["values"] = OrderedJson::array();
+    for (const std::string& value : point.values) {
+      OrderedJson parsed = OrderedJson::parse(value, nullptr, false);
+      row["values"].push_back(parsed.is_discarded() ? OrderedJson(value) : std::move(parsed));
     }
+    if (!point.adapted.empty()) row["adapted"] = point.adapted;
+    row.update(point.has_result() ? point.result : OrderedJson{{"error", point.error}});
   }
   return out;
 }
 
-std::string sweep_json(const Sweep& sweep) {
-  OrderedJson out;
-  out["schema"] = "sluice.sweep/1";
-  OrderedJson keys = OrderedJson::array();
-  for (const SweepAxis& axis : sweep.axes) keys.push_back(axis.key);
-  out["keys"] = std::move(keys);
-  OrderedJson points = OrderedJson::array();
-  for (const SweepPoint& point : sweep.points) {
-    OrderedJson row;
-    OrderedJson values = OrderedJson::array();
-    for (const std::string& value : point.values) {
-      OrderedJson parsed = OrderedJson::parse(value, nullptr, false);
-      values.push_back(parsed.is_discarded() ? OrderedJson(value) : std::move(parsed));
-    }
-    row["values"] = std::move(values);
-    if (!point.adapted.empty()) row["adapted"] = point.adapted;
-    if (point.result) {
-      const SweepPoint::Result& of = *point.result;
-      row["iteration_s"] = to_seconds(of.iteration);
-      row["makespan_s"] = to_seconds(of.makespan);
-      row["bubble_fraction"] = of.bubble_fraction;
-      row["peak_in_flight"] = of.peak_in_flight;
-      const auto known = [](double value) { return value > 0 ? OrderedJson(value) : OrderedJson(nullptr); };
-      row["gpus"] = of.gpus;
-      row["tokens_per_s"] = known(of.tokens_per_s);
-      row["tokens_per_s_per_device"] = known(of.tokens_per_s_per_gpu());
-      row["model_tflops_per_device"] = known(of.model_tflops_per_device);
-      row["mfu"] = known(of.mfu);
-      row["peak_memory_bytes"] = of.peak_memory_bytes ? OrderedJson(*of.peak_memory_bytes) : OrderedJson(nullptr);
-      if (of.fits) row["fits"] = *of.fits;
-      if (of.median) row["median_s"] = to_seconds(*of.median);
-      if (of.slow_tail) row["p95_s"] = to_seconds(*of.slow_tail);
-    } else {
-      row["error"] = point.error;
-    }
-    points.push_back(std::move(row));
-  }
-  out["points"] = std::move(points);
-  return out.dump(2) + "\n";
-}
-
 CurveChart sweep_chart(const Sweep& sweep) {
-  const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
+  const bool tokens = std::any_of(sweep.points.begin(), sweep.points.end(), [](const SweepPoint& point) {
+    return point.has_result() && !point.result["tokens_per_s"].is_null();
+  });
   const bool per_gpu = gpus_vary(sweep);
   CurveChart chart{.title = tokens ? "Throughput" : "Iteration time",
                    .x_label = sweep.axes.front().key,
@@ -338,12 +264,12 @@ CurveChart sweep_chart(const Sweep& sweep) {
       series.name += fmt::format("{}{} {}", a > 1 ? ", " : "", sweep.axes[a].key, sweep.points[s].values[a]);
     }
     for (std::size_t i = 0; i < chart.x.size(); ++i) {
-      const auto& result = sweep.points[i * others + s].result;
+      const SweepPoint& swept = sweep.points[i * others + s];
+      const char* key = !tokens ? "iteration_s" : per_gpu ? "tokens_per_s_per_device" : "tokens_per_s";
       CurvePoint point;
-      if (result) {
-        const double throughput = per_gpu ? result->tokens_per_s_per_gpu() : result->tokens_per_s;
-        point.y = tokens ? throughput : to_seconds(result->iteration);
-        point.hollow = !result->fits.value_or(true);
+      if (swept.has_result()) {
+        point.y = swept.result[key].is_null() ? 0 : swept.result[key].get<double>();
+        point.hollow = !swept.fits();
       }
       series.points.push_back(point);
     }

@@ -1,14 +1,11 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "model/units.h"
+#include "tools/command/document.h"
 #include "traces/figure/curve.h"
 
 namespace sluice::tools {
@@ -24,25 +21,14 @@ SweepAxis parse_sweep_axis(const std::string& text);
 
 // The prediction for one combination of values, or the reason why there is none.
 struct SweepPoint {
-  struct Result {
-    Duration iteration{};  // makespan, or the period without a flush
-    Duration makespan{};
-    double bubble_fraction = 0;
-    double tokens_per_s = 0;  // 0 without a sequence length
-    std::int64_t gpus = 1;
-    double model_tflops_per_device = 0;
-    double mfu = 0;
-    double tokens_per_s_per_gpu() const { return tokens_per_s / static_cast<double>(gpus); }
-    double peak_in_flight = 0;                      // microbatches, maximum over the ranks
-    std::optional<std::int64_t> peak_memory_bytes;  // maximum over the ranks; with a model
-    std::optional<bool> fits;                       // with a model and a cluster
-    std::optional<Duration> median, slow_tail;      // 50 and 95 % of the trials, with jitter
-  };
   std::vector<std::string> values;   // one per axis
   std::vector<std::string> adapted;  // with a result: changes to suit the schedule family, such as "vpp 3 -> 1"
-  std::optional<Result> result;
+  OrderedJson result;                // as in sluice.sweep/1; null without one
   std::string error;
   std::string warning;  // calibration_warning
+
+  bool has_result() const { return !result.is_null(); }
+  bool fits() const { return !has_result() || result.value("fits", true); }
 };
 
 struct Sweep {
@@ -59,7 +45,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
 
 std::string sweep_table(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);
-std::string sweep_json(const Sweep& sweep);  // schema sluice.sweep/1
+OrderedJson sweep_json(const Sweep& sweep);  // schema sluice.sweep/1
 
 // Returns tokens per second (per GPU if the number of GPUs varies; or the iteration time, without a sequence length)
 // over the first axis, with one series per combination of the other axes. Points that do not fit in memory are hollow.
