@@ -12,6 +12,7 @@
 
 #include "model/errors.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -58,18 +59,18 @@ int compare_command(const CompareOptions& options) {
   }
   const std::optional<double> difference = comparison.makespan_difference();
   const bool within = !options.tolerance || (difference && std::abs(*difference) <= *options.tolerance);
+  nlohmann::ordered_json document = comparison_document(comparison);
   if (options.json) {
-    nlohmann::ordered_json document = comparison_document(comparison);
     document["sources"] = {{"first", {{"path", options.first}, {"notes", first.read.notes}}},
                            {"second", {{"path", options.second}, {"notes", second.read.notes}}}};
     if (options.tolerance) {
       document["tolerance"] = *options.tolerance;
       document["within_tolerance"] = within;
     }
-    fmt::print("{}\n", document.dump(2));
+    fmt::print("{}", json_text(document));
   } else {
     fmt::print("{}{}\n{}", notes_of(how.first, options.first, first), notes_of(how.second, options.second, second),
-               comparison_table(comparison));
+               comparison_text(comparison, document));
     if (options.tolerance) {
       fmt::print("makespan {} the tolerance of {:.3g} %\n", within ? "within" : "OUTSIDE", 100 * *options.tolerance);
     }

@@ -7,10 +7,9 @@
 
 namespace sluice::tools {
 
-// Returns a comparison as text for the terminal.
-std::string comparison_table(const Comparison& comparison);
-
 // Returns a comparison as JSON (sluice.comparison/1, docs/formats.md).
 nlohmann::ordered_json comparison_document(const Comparison& comparison);
+// Returns it as text for the terminal.
+std::string comparison_text(const Comparison& comparison, const nlohmann::ordered_json& document);
 
 }  // namespace sluice::tools
