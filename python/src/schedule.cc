@@ -23,6 +23,7 @@
 #include "model/to_size.h"
 #include "python/src/bindings.h"
 #include "python/src/scenario.h"
+#include "tools/command/document.h"
 #include "tools/simulate/schedule_check.h"
 
 namespace nb = nanobind;
@@ -96,7 +97,7 @@ void bind_schedule(nb::module_& module) {
            [](const Schedule& self) {
              std::vector<ScheduleCheck> verdicts;
              check_further(self, self.family(), verdicts);
-             return checks_document(verdicts).dump();
+             return json_text(checks_document(verdicts));
            })
       .def("peak_in_flight", &peak_in_flight, "rank"_a)
       .def_prop_ro("family", &Schedule::family)

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/to_size.h"
+#include "tools/command/document.h"
 #include "traces/measured/estimated_transfers.h"
 #include "traces/measured/read_measured.h"
 #include "traces/measured/worker_clocks.h"
@@ -138,10 +138,10 @@ class AnalysisText {
   std::string out_;
 };
 
-nlohmann::ordered_json slowdown_document(const Analysis& analysis, const Slowdown& slowdown) {
-  nlohmann::ordered_json out;
+OrderedJson slowdown_document(const Analysis& analysis, const Slowdown& slowdown) {
+  OrderedJson out;
   out["S"] = slowdown.slowdown;
-  auto& steps = out["steps"] = nlohmann::ordered_json::array();
+  auto& steps = out["steps"] = OrderedJson::array();
   for (std::size_t i = 0; i < analysis.run.steps.size(); ++i) {
     steps.push_back({{"step", analysis.run.steps[i]},
                      {"measured_s", slowdown.measured[i]},
@@ -151,17 +151,14 @@ nlohmann::ordered_json slowdown_document(const Analysis& analysis, const Slowdow
   }
   out["by_replica"] = slowdown.by_replica;
   out["by_rank"] = slowdown.by_rank;
-  auto& kinds = out["by_kind"] = nlohmann::ordered_json::object();
+  auto& kinds = out["by_kind"] = OrderedJson::object();
   for (std::size_t kind = 0; kind < kNumMeasuredKinds; ++kind) {
     if (slowdown.by_kind[kind] > 0)
       kinds[std::string(slowdown_kind_name(static_cast<MeasuredKind>(kind)))] = slowdown.by_kind[kind];
   }
-  const auto optional = [](const std::optional<double>& value) {
-    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
-  };
-  out["M_S"] = optional(slowdown.last_rank_share);
-  out["M_W"] = optional(slowdown.worst_workers_share);
-  auto& workers = out["worst_workers"] = nlohmann::ordered_json::array();
+  out["M_S"] = slowdown.last_rank_share;
+  out["M_W"] = slowdown.worst_workers_share;
+  auto& workers = out["worst_workers"] = OrderedJson::array();
   for (const int worker : slowdown.worst_workers) {
     workers.push_back({{"replica", analysis.run.replica_of(worker)},
                        {"rank", analysis.run.rank_of(worker)},
@@ -176,18 +173,18 @@ nlohmann::ordered_json slowdown_document(const Analysis& analysis, const Slowdow
 
 std::string analysis_text(const Analysis& analysis, std::size_t top) { return AnalysisText(analysis, top).text(); }
 
-nlohmann::ordered_json analysis_document(const Analysis& analysis) {
+OrderedJson analysis_document(const Analysis& analysis) {
   const MeasuredRun& run = analysis.run;
-  nlohmann::ordered_json out;
+  OrderedJson out;
   out["schema"] = "sluice.analysis/1";
   out["timeline"] = {
       {"format", run.format},       {"steps", run.steps},   {"replicas", run.replicas},         {"ranks", run.ranks},
       {"tensor_ranks", run.shards}, {"chunks", run.chunks}, {"microbatches", run.microbatches}, {"ops", run.ops.size()},
       {"notes", run.notes}};
-  out["schedule"] = {{"family", analysis.schedule.family.empty() ? nlohmann::ordered_json(nullptr)
-                                                                 : nlohmann::ordered_json(analysis.schedule.family)},
+  out["schedule"] = {{"family", analysis.schedule.family},
                      {"deviations", analysis.schedule.deviations},
                      {"num_deviations", analysis.schedule.num_deviations}};
+  if (analysis.schedule.family.empty()) out["schedule"]["family"] = nullptr;
   const Counterfactuals& what_if = analysis.what_if;
   out["mean_step"] = {{"measured_s", what_if.measured},
                       {"replayed_s", what_if.replayed},
@@ -196,14 +193,14 @@ nlohmann::ordered_json analysis_document(const Analysis& analysis) {
                       {"equal_stages_s", what_if.equal_stages}};
   if (what_if.lighter_last) out["mean_step"]["lighter_last_stage_s"] = *what_if.lighter_last;
   out["slowdown"]["published"] =
-      analysis.published ? slowdown_document(analysis, *analysis.published) : nlohmann::ordered_json(nullptr);
+      analysis.published ? slowdown_document(analysis, *analysis.published) : OrderedJson(nullptr);
   out["slowdown"]["observed"] = slowdown_document(analysis, analysis.observed);
-  auto& causes = out["causes"] = nlohmann::ordered_json::array();
+  auto& causes = out["causes"] = OrderedJson::array();
   for (const SlowCause& cause : what_if.causes) {
-    nlohmann::ordered_json each = {{"kind", std::string(name_of(cause.kind))},
-                                   {"what", cause.what},
-                                   {"saved_s", cause.saved_seconds},
-                                   {"gpu_hours_per_day", gpu_hours_per_day(analysis, cause.saved_seconds)}};
+    OrderedJson each = {{"kind", std::string(name_of(cause.kind))},
+                        {"what", cause.what},
+                        {"saved_s", cause.saved_seconds},
+                        {"gpu_hours_per_day", gpu_hours_per_day(analysis, cause.saved_seconds)}};
     if (cause.worker >= 0) {
       if (cause.kind != SlowCause::Kind::replica) each["rank"] = run.rank_of(cause.worker);
       if (cause.kind != SlowCause::Kind::stage) each["replica"] = run.replica_of(cause.worker);

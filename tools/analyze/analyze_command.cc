@@ -16,6 +16,7 @@
 #include "tools/analyze/step_pictures.h"
 #include "tools/analyze/timer_log.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "tools/simulate/simulation_report.h"
@@ -59,7 +60,7 @@ int analyze_log(const std::string& path, const AnalyzeOptions& options) {
   }
   const TimerAnalysis analysis = analyse_timers(read_megatron_log(path), options.all_steps);
   if (options.json) {
-    fmt::print("{}\n", timers_document(analysis).dump(2));
+    fmt::print("{}", json_text(timers_document(analysis)));
   } else {
     fmt::print("{}", timers_text(analysis, options.top));
   }
@@ -88,7 +89,7 @@ int analyze_command(const AnalyzeOptions& options) {
     if (!note.empty()) analysis.run.notes.push_back(note);
   }
   if (options.json) {
-    fmt::print("{}\n", analysis_document(analysis).dump(2));
+    fmt::print("{}", json_text(analysis_document(analysis)));
   } else {
     fmt::print("{}", analysis_text(analysis, options.top));
   }

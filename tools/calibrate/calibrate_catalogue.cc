@@ -19,6 +19,7 @@
 #include "sim/calibration/kernel_fit.h"
 #include "sim/calibration/link_fit.h"
 #include "sim/calibration/measured_table.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/scenario_flags.h"
 
@@ -72,7 +73,7 @@ class FitReport {
 
   std::string text() const {
     if (json_) {
-      return OrderedJson{{"schema", "sluice.calibrated/1"}, {"fits", rows_}}.dump(2) + "\n";
+      return json_text({{"schema", "sluice.calibrated/1"}, {"fits", rows_}});
     } else {
       return fmt::format("{:<16} {:<20} {}\n{}", "", "", kErrorsHeader, text_);
     }
@@ -161,7 +162,7 @@ std::string constants_json(const CatalogueRequest& request, const std::vector<Me
                              {"in_sample", errors_json(found.in_sample[t])},
                              {"held_out", errors_json(found.held_out[t])}});
   }
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 std::string constants_text(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,

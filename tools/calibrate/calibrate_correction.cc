@@ -19,6 +19,7 @@
 #include "sim/calibration/measured_iterations.h"
 #include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
+#include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/text/quantity_text.h"
 
@@ -171,7 +172,7 @@ std::string calibrate_correction(const CorrectionRequest& request, const nlohman
     if (!left_out.empty()) row["left_out_error"] = left_out[i];
     out["rows"].push_back(std::move(row));
   }
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 }  // namespace sluice::tools

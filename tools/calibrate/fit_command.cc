@@ -9,6 +9,7 @@
 #include "model/cost/profile_fit.h"
 #include "model/input/files.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "traces/text/quantity_text.h"
@@ -95,7 +96,7 @@ void print_fit_json(const Profile& profile, const ProfileFit& fit) {
                            {"in_sample", error_json(fit.sums[i].in_sample)}});
   }
   out["warnings"] = fit.warnings;
-  fmt::print("{}\n", out.dump(2));
+  fmt::print("{}", json_text(out));
 }
 
 std::string percent(const std::optional<RelativeError>& error, double RelativeError::*which) {

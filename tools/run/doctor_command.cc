@@ -26,6 +26,7 @@
 #include "exec/transport/on_threads.h"
 #include "kernels/cpu/gemm.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/version.h"
 #include "tools/run/run_flags.h"
 #ifdef SLUICE_HAVE_MPI
@@ -290,7 +291,7 @@ Subcommand add_doctor_command(CLI::App& app) {
   return {command, [json] {
             const Findings found = examine();
             if (*json) {
-              fmt::print("{}\n", findings_json(found).dump(2));
+              fmt::print("{}", json_text(findings_json(found)));
             } else {
               print_findings(found);
             }

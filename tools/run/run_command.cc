@@ -27,6 +27,7 @@
 #include "model/median.h"
 #include "model/timeline/memory.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/number_flags.h"
@@ -383,7 +384,7 @@ int run_command(const RunOptions& options) {
     place.print_library_notes();
     write_trace(options, plan, report);
     if (options.json) {
-      fmt::print("{}\n", report_json(plan, report, place.transport_name()).dump(2));
+      fmt::print("{}", json_text(report_json(plan, report, place.transport_name())));
     } else {
       print_run_summary(plan, report);
       const std::string faster = place.kernels() == nullptr ? cpu::faster_blas_kernels() : "";

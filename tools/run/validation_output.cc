@@ -7,6 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tools/command/document.h"
+
 namespace sluice::tools {
 namespace {
 
@@ -141,7 +143,7 @@ std::string validations_json(std::span<const Validation> validations, const Vali
                      {"memory_tolerance", tolerances.memory},
                      {"validations", OrderedJson::array()}};
   for (const Validation& of : validations) out["validations"].push_back(validation_json(of, tolerances));
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 }  // namespace sluice::tools

@@ -20,6 +20,7 @@
 #include "model/timeline/metrics.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
@@ -80,7 +81,7 @@ int print_verdicts(const std::vector<ScheduleCheck>& verdicts, bool json) {
       std::find_if(verdicts.begin(), verdicts.end(), [](const ScheduleCheck& v) { return !v.good && !v.note; });
   const bool good = failed == verdicts.end();
   if (json) {
-    fmt::print("{}\n", checks_document(verdicts).dump(2));
+    fmt::print("{}", json_text(checks_document(verdicts)));
   } else {
     for (const ScheduleCheck& v : verdicts) fmt::print("{:<6}{:<33}{}\n", v.word(), v.check, v.detail);
   }

@@ -9,6 +9,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/outputs.h"
 #include "tools/simulate/families_json.h"
 #include "tools/simulate/gallery.h"
@@ -58,7 +59,7 @@ Subcommand add_schedules_command(CLI::App& app, std::vector<std::string> argumen
             if (!gallery->empty()) {
               write_gallery(*gallery, shell_line(arguments));
             } else if (*json) {
-              fmt::print("{}\n", families_json().dump(2));
+              fmt::print("{}", json_text(families_json()));
             } else {
               print_table();
             }

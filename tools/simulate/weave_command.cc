@@ -16,6 +16,7 @@
 #include "model/weave/part_kernels.h"
 #include "model/weave/weave.h"
 #include "tools/command/command.h"
+#include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/scenario_flags.h"
@@ -153,7 +154,7 @@ std::string block_json(const WovenBlock& block) {
     }
     out["parts"].push_back(std::move(row));
   }
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 std::string block_table(const WovenBlock& block) {

@@ -2,14 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include "tools/command/document.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 double over(Duration time, Duration base) { return base.count() > 0 ? to_seconds(time) / to_seconds(base) - 1 : 0; }
 
@@ -22,13 +19,9 @@ std::string other(const std::string& what, Duration time, Duration best) {
   return fmt::format("  {:<28} {:>10}  {:+.1f} %\n", what, time_text(time), 100 * over(time, best));
 }
 
-std::string count_text(std::int64_t count, const char* noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 std::string frame_text(const CutReport& report) {
   return fmt::format("{} tokens in multiples of {}, {}, {} per microbatch, {}\n", report.tokens, report.granularity,
-                     count_text(report.cells, "cell"), count_text(report.sequences, "sequence"),
+                     counted(report.cells, "cell", "s"), counted(report.sequences, "sequence", "s"),
                      report.backward ? "forward and backward" : "forward only");
 }
 
@@ -79,7 +72,7 @@ std::string lengths_text(std::span<const std::int64_t> lengths, const std::strin
 std::string cut_table(const CutReport& report) {
   const SlicePlan& plan = report.plan;
   std::string out = fmt::format("{}: {}", report.method, frame_text(report));
-  out += fmt::format("  {}: {}\n", count_text(std::ssize(plan.lengths), "slice"), run_lengths(plan.lengths));
+  out += fmt::format("  {}: {}\n", counted(std::ssize(plan.lengths), "slice", "s"), run_lengths(plan.lengths));
   if (report.flops_spread)
     out += fmt::format("  FLOPs of the rounded slices differ by {:.2f} %\n", 100 * *report.flops_spread);
   out += fmt::format("  time {}    {}\n", time_text(plan.latency),
@@ -87,9 +80,9 @@ std::string cut_table(const CutReport& report) {
                                    : fmt::format("{:+.2f} % against the fastest cut in multiples of {}, {}",
                                                  100 * over(plan.latency, plan.lower_bound), report.best_granularity,
                                                  time_text(plan.lower_bound)));
-  out += other(fmt::format("even, {}", count_text(std::ssize(plan.lengths), "slice")), report.even, plan.latency);
+  out += other(fmt::format("even, {}", counted(std::ssize(plan.lengths), "slice", "s")), report.even, plan.latency);
   out +=
-      other(fmt::format("best even, {}", count_text(report.best_even, "slice")), report.best_even_time, plan.latency);
+      other(fmt::format("best even, {}", counted(report.best_even, "slice", "s")), report.best_even_time, plan.latency);
   out += other("no slicing", report.whole, plan.latency);
   return out + hop_latency_text(report);
 }
@@ -111,13 +104,13 @@ std::string cut_json(const CutReport& report) {
   out["best_even"] = {{"slices", report.best_even}, {"time_s", to_seconds(report.best_even_time)}};
   out["unsliced_s"] = to_seconds(report.whole);
   out["hop_latency_s"] = to_seconds(report.hop_latency * (report.backward ? 2 : 1));
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 std::string joint_table(const JointReport& report) {
   std::string out = fmt::format("joint: {}", frame_text(report.frame));
   for (const JointPlan::Part& part : report.plan.parts) {
-    out += fmt::format("  {:>12}  {:>10}  {}\n", count_text(part.sequences, "sequence"), time_text(part.plan.latency),
+    out += fmt::format("  {:>12}  {:>10}  {}\n", counted(part.sequences, "sequence", "s"), time_text(part.plan.latency),
                        run_lengths(part.plan.lengths));
   }
   out += fmt::format("  time {}    {}\n", time_text(report.plan.latency),
@@ -141,7 +134,7 @@ std::string joint_json(const JointReport& report) {
   out["together_s"] = to_seconds(report.together);
   out["apart_s"] = to_seconds(report.apart);
   out["hop_latency_s"] = to_seconds(report.frame.hop_latency * (report.frame.backward ? 2 : 1));
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& found) {
@@ -164,9 +157,9 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   }
   if (!found.best) return out + "  no cut fits in memory\n";
   const SlicesCandidate& best = found.candidates[*found.best];
-  out += fmt::format("\n  {}: {}\n  makespan {}    {}\n", count_text(best.slices, "slice"), run_lengths(best.lengths),
+  out += fmt::format("\n  {}: {}\n  makespan {}    {}\n", counted(best.slices, "slice", "s"), run_lengths(best.lengths),
                      time_text(best.makespan), gap_text(best.makespan, found.lower_bound));
-  out += other(fmt::format("even, {}", count_text(best.slices, "slice")), best.even, best.makespan);
+  out += other(fmt::format("even, {}", counted(best.slices, "slice", "s")), best.even, best.makespan);
   if (found.candidates.front().slices == 1) {
     out += other(fits(found.candidates.front()) ? "no slicing" : "no slicing (does not fit)",
                  found.candidates.front().makespan, best.makespan);
@@ -206,7 +199,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
                                  {"searched", candidate.searched},
                                  {"memory", slice_fit_json(candidate.fit)}});
   }
-  return out.dump(2) + "\n";
+  return json_text(out);
 }
 
 }  // namespace sluice::tools
