@@ -21,7 +21,9 @@ Subcommand add_help_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("help",
                                          "Print the help of a command, or the list of commands.\n\n"
                                          "Examples:\n"
-                                         "  sluice help simulate");
+                                         "  sluice help simulate\n"
+                                         "  sluice help settings        # the keys of scenario files, as in "
+                                         "docs/formats.md");
   command->group("Shell");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto name = std::make_shared<std::string>();
@@ -29,8 +31,14 @@ Subcommand add_help_command(CLI::App& app) {
   for (const CLI::App* each : app.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(each->get_name());
   }
-  command->add_option("command", *name, "Command to describe (default: all)")->check(CLI::IsMember(names));
+  names.emplace_back("settings");
+  command->add_option("command", *name, "Command to describe, or settings (default: all commands)")
+      ->check(CLI::IsMember(names));
   return {command, [&app, name] {
+            if (*name == "settings") {
+              fmt::print("{}", settings_table());
+              return kDone;
+            }
             const CLI::App& described = name->empty() ? app : *app.get_subcommand(*name);
             fmt::print("{}", help_text(command_tree(described), false));
             return kDone;

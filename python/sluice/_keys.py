@@ -12,7 +12,6 @@ class SizeKeys(TypedDict, total=False):
 
     cost: Union[str, os.PathLike[str]]
     uniform: Union[str, Mapping[str, Any]]
-    stage_weights: Sequence[float]
     slow_rank: Mapping[int, float]
     slow_link: Mapping[tuple[int, int], float]
     pp: int
@@ -47,13 +46,13 @@ class SizeKeys(TypedDict, total=False):
     moe_token_dispatcher: str
     fused_grouped_mlp: bool
     use_transformer_engine_op_fuser: bool
-    cuda_graph_impl: str
-    cuda_graph_modules: Sequence[str]
     fp8_dispatch: bool
     moe_communication_sms: int
     expert_imbalance: float
     moe_expert_capacity_factor: float
     moe_pad_expert_input_to_capacity: bool
+    cuda_graph_impl: str
+    cuda_graph_modules: Sequence[str]
     sequence_parallel: bool
     tp_comm_overlap: bool
     recompute: str
@@ -90,6 +89,7 @@ class SizeKeys(TypedDict, total=False):
     global_batch_size: int
     seq_length: int
     model: Union[str, os.PathLike[str], Mapping[str, Any]]
+    mtp_num_layers: int
     num_layers: int
     hidden_size: int
     ffn_hidden_size: int
@@ -105,13 +105,17 @@ class SizeKeys(TypedDict, total=False):
     disable_bias_linear: bool
     add_qkv_bias: bool
     qk_layernorm: bool
+    hidden_dropout: float
+    attention_dropout: float
     num_experts: int
     moe_router_topk: int
     moe_ffn_hidden_size: int
     moe_shared_expert_intermediate_size: int
     moe_shared_expert_gate: bool
     moe_layer_freq: Sequence[int]
-    mtp_num_layers: int
+    moe_router_num_groups: int
+    moe_router_group_topk: int
+    activation_func_clamp_value: float
     multi_latent_attention: bool
     q_lora_rank: int
     kv_lora_rank: int
@@ -122,6 +126,7 @@ class SizeKeys(TypedDict, total=False):
     nodes: int
     gpus_per_node: int
     software: Union[str, os.PathLike[str], Mapping[str, Any]]
+    stage_weights: Sequence[float]
     calibration: Union[str, os.PathLike[str], Mapping[str, Any]]
     kernel_times: Union[str, os.PathLike[str], Mapping[str, Any]]
     jitter: str

@@ -22,11 +22,15 @@ namespace {
 
 using nlohmann::json;
 
+// The results, without the scenario.
 json simulated(const std::string& flags) {
   std::vector<std::string> arguments = words("simulate --json " + flags);
   const CommandResult result = run_sluice(arguments);
   EXPECT_EQ(result.exit_code, 0) << flags << "\n" << result.err;
-  return result.exit_code == 0 ? json::parse(result.out) : json::object();
+  if (result.exit_code != 0) return json::object();
+  json document = json::parse(result.out);
+  EXPECT_EQ(document.erase("scenario"), 1U);
+  return document;
 }
 
 std::int64_t nanoseconds(const json& seconds) { return std::llround(seconds.get<double>() * 1e9); }

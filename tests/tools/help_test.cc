@@ -217,6 +217,12 @@ TEST(Help, WithoutACommandIsTheListOfCommands) {
   EXPECT_EQ(test::run_sluice({"help", "simulat"}).exit_code, 2);
 }
 
+TEST(Help, TheTableOfSettingsIsThatOfTheDocuments) {
+  const std::string table = test::run_sluice({"help", "settings"}).out;
+  EXPECT_THAT(read_file(SLUICE_SOURCE_DIR "/docs/formats.md"), HasSubstr("\n\n" + table + "\n"))
+      << "insert the output of 'sluice help settings' into docs/formats.md";
+}
+
 TEST(Help, EveryCommandListsItsExitCodes) {
   for (const CommandEntry& command : sluice_tree().subcommands) {
     EXPECT_THAT(command.footer, HasSubstr("Exit codes: 0 ")) << command.path;

@@ -94,7 +94,7 @@ TEST_F(ProfileLike, ListsTheKernelsOfAFileAndOfFlags) {
 }
 
 TEST_F(ProfileLike, RefusesScenariosWithoutKernels) {
-  EXPECT_THAT(error_of("profile --like --pp 2 --microbatches 4 --uniform f=1"),
+  EXPECT_THAT(error_of("profile --like --pp 2 --microbatches 4"),
               HasSubstr("--like: expected a scenario with a model, a cluster and the analytic cost"));
   EXPECT_THAT(error_of("profile --like=a.json b.json"), HasSubstr("--like: expected one scenario"));
   EXPECT_THAT(error_of("profile --like --model llama3-8b --cluster dgx-h100 --tp 3 --pp 1 --gbs 3 --seq-length 8192"),

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -79,7 +80,7 @@ std::vector<Reader> readers() {
   json uniform =
       json::parse(R"({"parallelism": {"pp": 4}, "batch": {"microbatches": 8}, "schedule": {"name": "1f1b"}})");
   return {
-      {kSimulate, {"simulate", "FILE", "--json"}, dense_scenario()},
+      {kSimulate, {"simulate", "FILE", "--json"}, dense_scenario(), {"scenario"}},
       {kSlice, {"slice", "FILE", "--granularity", "1024", "--backward", "--json"}, dense_scenario()},
       {kWeave, {"weave", "FILE", "--stage", "3", "--json"}, experts},
       {kKernels, {"profile", "--like", "FILE", "--json"}, dense_scenario()},
@@ -386,7 +387,7 @@ TEST(Settings, DefaultsOfTheTableAreThoseOfTheMembers) {
 TEST(Settings, FlagsMeanTheSameAsKeys) {
   const TemporaryFolder folder;
   const Reader file = readers().front();
-  const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base};
+  const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario"}};
   for_each_setting([&](const Setting& row, std::size_t i) {
     if ((row.offers & kSimulate) == 0 || row.example.empty()) return;
     json document = file.base;
@@ -399,6 +400,32 @@ TEST(Settings, FlagsMeanTheSameAsKeys) {
     EXPECT_FALSE(one.is_discarded()) << row.pointer;
     EXPECT_TRUE(one == other) << row.pointer << "\n" << json::diff(one, other).dump().substr(0, 300);
   });
+}
+
+// A setting is its row and the code that uses it. Counts the files besides the table that name a key which the table
+// reads; a change may lower the number, but a new setting has no reason to raise it.
+TEST(Settings, KeysStandInTheTable) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> sources;
+  for (const char* folder : {"model", "sim", "exec", "tools", "traces"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(SLUICE_SOURCE_DIR) / folder)) {
+      const fs::path& path = entry.path();
+      if ((path.extension() == ".cc" || path.extension() == ".h") && path.filename() != "setting_rows.cc") {
+        sources.push_back(read_file(path.string()));
+      }
+    }
+  }
+  ASSERT_GT(sources.size(), 300U);
+  int mentions = 0;
+  for (const Setting& row : settings()) {
+    if (row.place == nullptr) continue;
+    const std::string quoted = "\"" + std::string(row.key()) + "\"";
+    const std::string path = "/" + std::string(row.key()) + "\"";
+    mentions += static_cast<int>(std::count_if(sources.begin(), sources.end(), [&](const std::string& text) {
+      return text.find(quoted) != std::string::npos || text.find(path) != std::string::npos;
+    }));
+  }
+  EXPECT_LE(mentions, 121);
 }
 
 }  // namespace

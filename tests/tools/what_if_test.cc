@@ -17,10 +17,14 @@ namespace {
 
 using nlohmann::json;
 
+// The results, without the scenario.
 json answer(const std::string& flags) {
   const CommandResult result = run_sluice(words("simulate --json " + flags));
   EXPECT_EQ(result.exit_code, 0) << flags << "\n" << result.err;
-  return result.exit_code == 0 ? json::parse(result.out) : json::object();
+  if (result.exit_code != 0) return json::object();
+  json document = json::parse(result.out);
+  EXPECT_EQ(document.erase("scenario"), 1U);
+  return document;
 }
 
 std::string error_of(const std::string& flags) {

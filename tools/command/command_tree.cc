@@ -52,7 +52,9 @@ OptionEntry entry_of(const CLI::Option& option, const std::string& command) {
   entry.group = option.get_group();
   entry.required = option.get_required();
   const Setting* const setting = entry.names.empty() ? nullptr : find_setting_of_flag(entry.names.back());
-  entry.common = setting != nullptr && entry.group == setting->group ? setting->common : entry.group != kRareGroup && entry.group != kFailures;
+  entry.common = setting != nullptr && entry.group == setting->group
+                     ? setting->common
+                     : entry.group != kRareGroup && entry.group != kFailures;
   if (option.get_items_expected_max() == 0) return entry;
   const std::string type = option.get_type_name();
   entry.type = type.substr(0, type.find(':'));

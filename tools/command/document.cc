@@ -106,10 +106,12 @@ std::vector<std::pair<std::string_view, std::string_view>> columns_of(std::strin
 
 }  // namespace
 
-std::string json_text(const OrderedJson& document, const OrderedJson& scenario) {
+std::string json_text(OrderedJson document, OrderedJson scenario) {
   OrderedJson out = {{"schema", document.at("schema")}, {"sluice", SLUICE_VERSION}};
-  if (!scenario.is_null()) out["scenario"] = scenario;
-  out.update(document);
+  if (!scenario.is_null()) out["scenario"] = std::move(scenario);
+  for (auto& [key, value] : document.get_ref<OrderedJson::object_t&>()) {
+    if (key != "schema") out[key] = std::move(value);
+  }
   return out.dump(2) + "\n";
 }
 

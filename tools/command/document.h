@@ -31,7 +31,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 // Returns what --json prints: the schema of the document, the version of sluice, the scenario with its assumptions
 // unless it is null, and the document's results.
-std::string json_text(const OrderedJson& document, const OrderedJson& scenario = nullptr);
+std::string json_text(OrderedJson document, OrderedJson scenario = nullptr);
 
 // Returns null for a value that is not known, which predictions have as 0.
 inline OrderedJson known(double value) { return value > 0 ? OrderedJson(value) : OrderedJson(nullptr); }

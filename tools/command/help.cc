@@ -6,6 +6,8 @@
 #include <iterator>
 #include <sstream>
 
+#include "model/scenario/settings.h"
+
 namespace sluice::tools {
 namespace {
 
@@ -139,6 +141,31 @@ std::string help_text(const CommandEntry& command, bool all) {
   for (const OptionEntry& operand : command.operands) out += option_text(operand);
   out += grouped_text(command.options, option_text);
   if (!command.footer.empty()) out += "\n" + paragraphs(command.footer);
+  return out;
+}
+
+std::string settings_table() {
+  constexpr std::pair<Commands, std::string_view> kReaders[] = {
+      {kSimulate, "simulate"}, {kPlan, "plan"}, {kSlice, "slice"},           {kWeave, "weave"},
+      {kSchedule, "schedule"}, {kRun, "run"},   {kKernels, "profile --like"}};
+  const auto cell = [](std::string text) {
+    for (std::size_t at = text.find('|'); at != std::string::npos; at = text.find('|', at + 2)) text.insert(at, "\\");
+    return text;
+  };
+  std::string out = "| key | flags | meaning | default | read by |\n|---|---|---|---|---|\n";
+  for (const Setting& row : settings()) {
+    std::string meaning(row.help);
+    if (const std::size_t at = meaning.find("{}"); at != std::string::npos) meaning.replace(at, 2, row.range());
+    if (!row.details.empty()) meaning += fmt::format(". {}", row.details);
+    std::vector<std::string_view> readers;
+    for (const auto& [reader, name] : kReaders) {
+      if ((row.reads & reader) != 0) readers.push_back(name);
+    }
+    std::vector<std::string> flags = split_words(row.flags);
+    for (std::string& flag : flags) flag = "`" + flag + "`";
+    out += fmt::format("| `{}` | {} | {} | {} | {} |\n", row.pointer.substr(1), fmt::join(flags, ", "), cell(meaning),
+                       cell(row.fallback_text()), fmt::join(readers, ", "));
+  }
   return out;
 }
 

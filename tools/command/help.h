@@ -12,6 +12,9 @@ namespace sluice::tools {
 // line each, and the first paragraph of the description with its examples.
 std::string help_text(const CommandEntry& command, bool all);
 
+// Returns a Markdown table of the settings of scenarios: key, flags, meaning, default, and the commands that read it.
+std::string settings_table();
+
 // Makes CLI11 print `help_text`.
 class HelpFormatter : public CLI::FormatterBase {
  public:

@@ -373,6 +373,19 @@ std::string ScenarioFlags::unused(const std::string& file, std::string_view comm
   return found.empty() ? "" : fmt::format("{}: {} ignores {}", file, command, fmt::join(found, ", "));
 }
 
+nlohmann::json ScenarioFlags::effective(nlohmann::json document) {
+  const auto has = [&](const std::string& pointer) { return document.contains(Json::json_pointer(pointer)); };
+  for (const Setting& row : settings()) {
+    const std::string pointer(row.pointer);
+    if (!pointer.starts_with("/parallelism/") && !pointer.starts_with("/batch/")) continue;
+    const std::vector<std::string> others = split_words(row.drops);
+    if (has(pointer) || std::any_of(others.begin(), others.end(), has)) continue;
+    Json fallback = Json::parse(row.fallback, nullptr, false);
+    if (!fallback.is_discarded()) document[Json::json_pointer(pointer)] = std::move(fallback);
+  }
+  return document;
+}
+
 std::string refused_flag(std::string_view command, std::string_view flag) {
   const Setting* const row = find_setting_of_flag(flag);
   if (row == nullptr) return "";

@@ -73,6 +73,9 @@ class ScenarioFlags {
   // is a model.
   static std::string unused(const std::string& file, std::string_view command, Commands reader);
 
+  // Returns a document with the defaults of the settings of parallelism and batch that it does not set.
+  static nlohmann::json effective(nlohmann::json document);
+
   // Sets a key of a document, named by a flag ("pp", "--pp") or by its path in the scenario ("parallelism/pp"), and
   // removes the keys that it excludes. The value is JSON, or else text. Throws InputError for an unknown name.
   static void set(nlohmann::json& document, const std::string& key, const std::string& value, const std::string& file);

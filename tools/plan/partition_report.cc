@@ -17,6 +17,7 @@
 #include "model/scenario/setup.h"
 #include "model/to_size.h"
 #include "sim/engine/predict.h"
+#include "tools/command/document.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -160,7 +161,7 @@ std::string partition_json(const PartitionReport& report) {
     out["ranks"].push_back({{"layers", rank.layers}, {"needed_memory_bytes", rank.needed_bytes}});
   }
   out["flags"] = flags_of(report.base, report.space, report.point);
-  return out.dump(2) + "\n";
+  return json_text(std::move(out));
 }
 
 std::string partition_refusal(const PartitionReport& report) {

@@ -15,6 +15,7 @@
 #include "import/megatron_arguments.h"
 #include "sim/planner/shortlist.h"
 #include "sim/planner/structure_runs.h"
+#include "tools/command/document.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -382,7 +383,7 @@ std::string plan_json(const PlanReport& report) {
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
     if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
   }
-  return out.dump(2) + "\n";
+  return json_text(std::move(out));
 }
 
 std::string plan_csv(const Plan& plan) {

@@ -156,7 +156,7 @@ int simulate_one(const SimulateOptions& options) {
   }
   const nlohmann::ordered_json document = simulation_json(setup, prediction, explained, memory, remedies, automatic);
   if (options.json) {
-    fmt::print("{}", json_text(document));
+    fmt::print("{}", json_text(document, ScenarioFlags::effective(run_document(options))));
   } else {
     fmt::print("{}", simulation_text(setup, prediction, document, automatic));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
@@ -326,8 +326,9 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
                    "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
                    "scenario")
       ->type_name(kNameOrFile);
-  for (const char* rare : {"--width", "--color", "--ops", "--trace-ranks", "--trace-idle", "--chakra", "--explain-memory",
-                           "--svg-width", "--svg-title", "--svg-no-memory", "--svg-transfers", "--live"}) {
+  for (const char* rare :
+       {"--width", "--color", "--ops", "--trace-ranks", "--trace-idle", "--chakra", "--explain-memory", "--svg-width",
+        "--svg-title", "--svg-no-memory", "--svg-transfers", "--live"}) {
     command->get_option(rare)->group(kRareGroup);
   }
   options->flags = std::make_unique<ScenarioFlags>(*command, kSimulate);
