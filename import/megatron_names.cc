@@ -4,46 +4,16 @@
 #include <iterator>
 
 #include "import/names.h"
+#include "model/scenario/settings.h"
 
 namespace sluice::imports {
 namespace {
 
 using enum MegatronValue;
 
-constexpr MegatronKey kMegatronKeys[] = {
-    {"tensor-model-parallel-size", whole, "/parallelism/tp"},
-    {"context-parallel-size", whole, "/parallelism/cp"},
-    {"expert-model-parallel-size", whole, "/parallelism/ep"},
-    {"use-distributed-optimizer", flag, "/parallelism/distributed_optimizer"},
-    {"tp-comm-overlap", flag, "/parallelism/tp_comm_overlap"},
-    {"activation-func-fp8-input-store", flag, "/parallelism/activation_func_fp8_input_store"},
-    {"overlap-grad-reduce", flag, "/parallelism/overlap_grad_reduce"},
-    {"overlap-param-gather", flag, "/parallelism/overlap_param_gather"},
-    {"cross-entropy-loss-fusion", flag, "/parallelism/fused_cross_entropy"},
-    {"cross-entropy-fusion-impl", text, "/parallelism/cross_entropy_fusion_impl"},
-    {"optimizer-cpu-offload", flag, "/parallelism/optimizer_cpu_offload"},
-    {"optimizer-offload-fraction", real, "/parallelism/optimizer_offload_fraction"},
-    {"overlap-cpu-optimizer-d2h-h2d", flag, "/parallelism/overlap_cpu_optimizer_d2h_h2d"},
-    {"use-tp-pp-dp-mapping", flag, "/parallelism/pipeline_before_data"},
-    {"micro-batch-size", whole, "/batch/micro_batch"},
-    {"seq-length", whole, "/batch/sequence_length"},
-    {"num-layers", whole, "/model/num_layers"},
-    {"hidden-size", whole, "/model/hidden_size"},
-    {"num-attention-heads", whole, "/model/num_attention_heads"},
-    {"kv-channels", whole, "/model/kv_channels"},
-    {"max-position-embeddings", whole, "/model/max_position_embeddings"},
-    {"swiglu", flag, "/model/swiglu"},
+// Arguments that are read besides those whose values are those of a setting; their effect depends on others.
+constexpr MegatronKey kOtherArguments[] = {
     {"quick-geglu", flag, "/model/swiglu"},
-    {"activation-func-clamp-value", real, "/model/activation_func_clamp_value"},
-    {"normalization", text, "/model/normalization"},
-    {"untie-embeddings-and-output-weights", flag, "/model/untie_embeddings_and_output_weights"},
-    {"disable-bias-linear", flag, "/model/disable_bias_linear"},
-    {"add-qkv-bias", flag, "/model/add_qkv_bias"},
-    {"qk-layernorm", flag, "/model/qk_layernorm"},
-    {"hidden-dropout", real, "/model/hidden_dropout"},
-    {"attention-dropout", real, "/model/attention_dropout"},
-    {"mtp-num-layers", whole, "/mtp_num_layers"},
-    // Their effect depends on others.
     {"pipeline-model-parallel-size", whole},
     {"num-layers-per-virtual-pipeline-stage", whole},
     {"num-virtual-stages-per-pipeline-rank", whole},
@@ -143,56 +113,6 @@ constexpr MegatronKey kMegatronKeys[] = {
     {"use-flash-attn-v1", flag},
     {"use-flash-attn-v2", flag},
     {"use-flash-attn-triton", flag},
-};
-
-// Arguments by the keys that they determine together with others.
-struct KeyOfArgument {
-  std::string_view pointer;
-  std::string_view name;
-};
-constexpr KeyOfArgument kOtherKeys[] = {
-    {"/parallelism/pp", "pipeline-model-parallel-size"},
-    {"/parallelism/vpp", "num-virtual-stages-per-pipeline-rank"},
-    {"/parallelism/layers_per_virtual_stage", "num-layers-per-virtual-pipeline-stage"},
-    {"/parallelism/first_stage_layers", "decoder-first-pipeline-num-layers"},
-    {"/parallelism/last_stage_layers", "decoder-last-pipeline-num-layers"},
-    {"/parallelism/pipeline_layout", "pipeline-model-parallel-layout"},
-    {"/parallelism/stage_layers", "num-layers"},
-    {"/parallelism/recompute", "recompute-granularity"},
-    {"/parallelism/recompute_layers", "recompute-num-layers"},
-    {"/parallelism/sequence_parallel", "sequence-parallel"},
-    {"/parallelism/precision", "fp8-format"},
-    {"/parallelism/fp8_param_gather", "fp8-param-gather"},
-    {"/parallelism/fp8_dot_product_attention", "fp8-dot-product-attention"},
-    {"/parallelism/zero", "data-parallel-sharding-strategy"},
-    {"/parallelism/dp_shard", "num-distributed-optimizer-instances"},
-    {"/parallelism/dp_replicate", "num-distributed-optimizer-instances"},
-    {"/parallelism/reshard_after_forward", "torch-fsdp2-no-reshard-after-forward"},
-    {"/parallelism/cp_comm_type", "cp-comm-type"},
-    {"/parallelism/etp", "expert-tensor-parallel-size"},
-    {"/parallelism/moe_token_dispatcher", "moe-token-dispatcher-type"},
-    {"/parallelism/weave", "delay-wgrad-compute"},
-    {"/parallelism/fused_grouped_mlp", "use-transformer-engine-op-fuser"},
-    {"/parallelism/cuda_graph_impl", "cuda-graph-impl"},
-    {"/parallelism/cuda_graph_modules", "cuda-graph-modules"},
-    {"/batch/global_batch", "global-batch-size"},
-    {"/schedule/group", "microbatch-group-size-per-virtual-pipeline-stage"},
-    {"/model/ffn_hidden_size", "ffn-hidden-size"},
-    {"/model/num_query_groups", "num-query-groups"},
-    {"/model/vocab_size", "vocab-size"},
-    {"/model/position_embedding_type", "position-embedding-type"},
-    {"/model/q_lora_rank", "q-lora-rank"},
-    {"/model/kv_lora_rank", "kv-lora-rank"},
-    {"/model/qk_head_dim", "qk-head-dim"},
-    {"/model/qk_pos_emb_head_dim", "qk-pos-emb-head-dim"},
-    {"/model/v_head_dim", "v-head-dim"},
-    {"/model/num_experts", "num-experts"},
-    {"/model/moe_router_topk", "moe-router-topk"},
-    {"/model/moe_ffn_hidden_size", "moe-ffn-hidden-size"},
-    {"/model/moe_shared_expert_intermediate_size", "moe-shared-expert-intermediate-size"},
-    {"/model/moe_layer_freq", "moe-layer-freq"},
-    {"/model/moe_router_num_groups", "moe-router-num-groups"},
-    {"/model/moe_router_group_topk", "moe-router-group-topk"},
 };
 
 // Arguments that change time or memory and are not modeled.
@@ -311,20 +231,27 @@ constexpr MegatronAttribute kAttributes[] = {
 }  // namespace
 
 const MegatronKey* megatron_key(std::string_view name) {
-  const auto found = std::find_if(std::begin(kMegatronKeys), std::end(kMegatronKeys),
-                                  [&](const MegatronKey& key) { return key.name == name; });
-  return found == std::end(kMegatronKeys) ? nullptr : found;
+  static const std::vector<MegatronKey> kKeys = [] {
+    std::vector<MegatronKey> keys(std::begin(kOtherArguments), std::end(kOtherArguments));
+    for (const model::Setting& row : model::settings()) {
+      if (!row.megatron.starts_with('=')) continue;
+      const MegatronValue value = row.kind == model::SettingKind::whole  ? whole
+                                  : row.kind == model::SettingKind::real ? real
+                                  : row.kind == model::SettingKind::yes  ? flag
+                                                                         : text;
+      keys.push_back({row.megatron.substr(1), value, row.pointer});
+    }
+    return keys;
+  }();
+  const auto found = std::find_if(kKeys.begin(), kKeys.end(), [&](const MegatronKey& key) { return key.name == name; });
+  return found == kKeys.end() ? nullptr : &*found;
 }
 
 std::string_view megatron_argument_of(std::string_view pointer) {
-  const auto holds = [&](std::string_view place) {
-    return !place.empty() && (pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/'));
-  };
-  for (const MegatronKey& key : kMegatronKeys) {
-    if (holds(key.pointer)) return key.name;
-  }
-  for (const KeyOfArgument& key : kOtherKeys) {
-    if (holds(key.pointer)) return key.name;
+  for (const model::Setting& row : model::settings()) {
+    const std::string_view place = row.pointer;
+    const bool holds = pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
+    if (holds && !row.megatron.empty()) return row.megatron.substr(row.megatron.starts_with('=') ? 1 : 0);
   }
   return "";
 }

@@ -12,11 +12,6 @@ namespace {
 // "10", "0.001", "1000000".
 std::string number_text(double number) { return fmt::format("{:.15g}", number); }
 
-template <typename... Kinds>
-struct Overloaded : Kinds... {
-  using Kinds::operator()...;
-};
-
 // Reads a value of a row's kind into its place; without one, checks the value.
 void read_value(const Setting& row, const JsonReader& value, const SettingPlace& place) {
   const auto low = static_cast<std::int64_t>(row.low);
@@ -24,9 +19,8 @@ void read_value(const Setting& row, const JsonReader& value, const SettingPlace&
   switch (row.kind) {
     case SettingKind::whole: {
       const std::int64_t number = value.integer(low, high);
-      std::visit(Overloaded{[&](int* to) { *to = static_cast<int>(number); }, [&](std::int64_t* to) { *to = number; },
-                            [](const auto& /*none*/) {}},
-                 place);
+      if (auto* const* to = std::get_if<int*>(&place)) **to = static_cast<int>(number);
+      if (auto* const* to = std::get_if<std::int64_t*>(&place)) **to = number;
       return;
     }
     case SettingKind::real: {
@@ -36,9 +30,8 @@ void read_value(const Setting& row, const JsonReader& value, const SettingPlace&
     }
     case SettingKind::yes: {
       const bool yes = value.boolean();
-      std::visit(Overloaded{[&](bool* to) { *to = yes; }, [&](std::optional<bool>* to) { *to = yes; },
-                            [](const auto& /*none*/) {}},
-                 place);
+      if (auto* const* to = std::get_if<bool*>(&place)) **to = yes;
+      if (auto* const* to = std::get_if<std::optional<bool>*>(&place)) **to = yes;
       return;
     }
     case SettingKind::word: {

@@ -286,6 +286,10 @@ TEST(RunCommand, InvalidFlagsAreReported) {
   EXPECT_THAT(error(kExpertRun + "--ep 2", 2), HasSubstr("expert-parallel size 2, expected a divisor of 1"));
   EXPECT_THAT(error(kExpertRun + "--ep 3 --dp 3", 2),
               HasSubstr("experts (4) must be a multiple of the expert-parallel size (3)"));
+  EXPECT_THAT(error("run --num-layers 2 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 --seq-length 8 "
+                    "--position-embedding-type none",
+                    2),
+              HasSubstr("runs do not support models without position embeddings"));
   EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("--etp: runs do not support it: expected 1, got 2"));
   EXPECT_THAT(error(kExpertRun + "--weave dualpip", 2), HasSubstr("did you mean 'dualpipe'"));
   EXPECT_THAT(error(kExpertRun + "--dp 2 --ep 2 --weave search", 2),

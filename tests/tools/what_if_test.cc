@@ -23,7 +23,7 @@ json answer(const std::string& flags) {
   EXPECT_EQ(result.exit_code, 0) << flags << "\n" << result.err;
   if (result.exit_code != 0) return json::object();
   json document = json::parse(result.out);
-  EXPECT_EQ(document.erase("scenario"), 1U);
+  document.erase("scenario");  // which sweeps do not have
   return document;
 }
 

@@ -196,6 +196,9 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   const bool has_experts = scenario.model && scenario.model->has_experts();
   refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
+  const Json::json_pointer positions("/model/position_embedding_type");
+  refuse(document.contains(positions) && document.at(positions) == "none",
+         "models without position embeddings (/model/position_embedding_type): expected learned or rope");
   refuse(scenario.model && scenario.model->experts.groups > 1, "groups of experts (/model/moe_router_num_groups)");
   refuse(scenario.model && scenario.model->experts.clamp > 0,
          "a clamped activation (/model/activation_func_clamp_value)");
