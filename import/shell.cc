@@ -296,7 +296,7 @@ class ShellReader {
 
   // Reads NAME=word, NAME+=word or NAME=(words). Returns the name; "" if there is none.
   std::string assignment() {
-    const std::string name(rest().substr(0, shell_name_length(rest())));
+    std::string name(rest().substr(0, shell_name_length(rest())));
     const bool append = rest().substr(name.size()).starts_with("+=");
     if (name.empty() || (!append && here(name.size()) != '=')) return "";
     if (name == "IFS") fail(line_, "IFS is not supported: sluice-args prints the arguments of a script");

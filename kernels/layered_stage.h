@@ -67,6 +67,7 @@ class LayeredStage : public Stage {
   }
 
   void forward(SliceCall& call) const override {
+    check_positions(call.shape);
     const Op op(*this, call);
     begin_forward(op);
     for (int i = 0; i < spec_.contents.layers; ++i) {
@@ -90,6 +91,7 @@ class LayeredStage : public Stage {
   }
 
   void begin_parts(SliceCall& call, bool forward) const override {
+    if (forward) check_positions(call.shape);
     const Op op(*this, call);
     forward ? begin_forward(op) : begin_gradient(op, call, call.output_gradients == nullptr);
   }
@@ -307,13 +309,16 @@ class LayeredStage : public Stage {
             .vocab_rows = sizes_.vocab_rows};
   }
 
+  // Before anything is enqueued.
+  void check_positions(const SliceShape& shape) const {
+    const std::int64_t end = shape.context + shape.tokens;
+    if (!spec_.contents.embedding || offsets_.position < 0 || end <= spec_.model.positions) return;
+    throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",
+                                 spec_.model.name, end, spec_.model.positions));
+  }
+
   void embed(const Op& op, Number* out) const {
     const SliceCall& call = op.call;
-    const std::int64_t end = call.shape.context + call.shape.tokens;
-    if (offsets_.position >= 0 && end > spec_.model.positions) {
-      throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",
-                                   spec_.model.name, end, spec_.model.positions));
-    }
     // Only one rank of the all-reduce adds the positions.
     const bool positions_here = offsets_.position >= 0 && spec_.tensor_rank == 0;
     op.b.embed(embedding_shape(call), weight(call, offsets_.word),

@@ -162,7 +162,10 @@ std::string settings_table() {
       if ((row.reads & reader) != 0) readers.push_back(name);
     }
     std::vector<std::string> flags = split_words(row.flags);
-    for (std::string& flag : flags) flag = "`" + flag + "`";
+    for (std::string& flag : flags) {
+      flag.insert(0, "`");
+      flag += '`';
+    }
     out += fmt::format("| `{}` | {} | {} | {} | {} |\n", row.pointer.substr(1), fmt::join(flags, ", "), cell(meaning),
                        cell(row.fallback_text()), fmt::join(readers, ", "));
   }
