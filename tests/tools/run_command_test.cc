@@ -281,7 +281,8 @@ TEST(RunCommand, InvalidFlagsAreReported) {
     return result.err;
   };
   EXPECT_EQ(error(kTinyRun + "--sequence-parallel", 2),
-            "sluice: run: --sequence-parallel has no effect on this command; flag of simulate, slice\n");
+            "sluice: run: --sequence-parallel has no effect on this command; flag of simulate, slice, weave, profile "
+            "--like\n");
   EXPECT_THAT(error(kTinyRun + "--ep 2 --dp 2", 2), HasSubstr("expert-parallel size 2, but there are no experts"));
   EXPECT_THAT(error(kExpertRun + "--ep 2", 2), HasSubstr("expert-parallel size 2, expected a divisor of 1"));
   EXPECT_THAT(error(kExpertRun + "--ep 3 --dp 3", 2),

@@ -126,7 +126,17 @@ constexpr std::string_view kAllExpertsInterleaved =
     R"({"model": {"moe_layer_freq": null}, "schedule": {"name": "interleaved-1f1b"}})";
 constexpr std::string_view kHardProblem =
     R"({"schedule": {"name": "auto", "memory_cap": "3mb", "time_budget_s": 0.3}})";
+constexpr std::string_view kExpertsWithoutSequences =
+    R"({"model": {"num_experts": 16}, "parallelism": {"ep": 4, "sequence_parallel": null}})";
 constexpr Instead kInstead[] = {
+    // Kernels do not depend on these, but other settings require them.
+    {kWeave, "/parallelism/sequence_parallel", "true", kExpertsWithoutSequences},
+    {kKernels, "/parallelism/sequence_parallel", "true", kExpertsWithoutSequences},
+    {kKernels, "/model/position_embedding_type", R"("rope")",
+     R"({"model": {"position_embedding_type": "learned", "max_position_embeddings": null}})"},
+    {kKernels, "/model/disable_bias_linear", "true",
+     R"({"model": {"disable_bias_linear": false, "num_experts": 16, "moe_shared_expert_intermediate_size": 64},)"
+     R"( "parallelism": {"sequence_parallel": true}})"},
     // Of configurations of other frameworks, it is the number of GPUs.
     {kSlice, "/cluster/nodes", ""},
     {kWeave, "/cluster/nodes", ""},
