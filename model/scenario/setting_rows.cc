@@ -68,6 +68,7 @@ constexpr const char* kOverlappedReduction =
     R"({"parallelism": {"vpp": 2, "distributed_optimizer": true, "overlap_grad_reduce": true},)"
     R"( "schedule": {"name": "interleaved-1f1b"}})";
 constexpr const char* kAutomaticSchedule = R"({"schedule": {"name": "auto", "time_budget_s": 0.2}})";
+constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
 constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
 constexpr const char* kOffloaded = R"({"parallelism": {"optimizer_cpu_offload": true}})";
 
@@ -643,17 +644,20 @@ constexpr Setting kSettings[] = {
      .help = "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,fb=X][,comm=X], each 0 to 1e8; f=4:5:6 lists "
          "the slices",
      .details = "The keys f, b, w, fb and comm of a cost of kind uniform; a list has one entry per slice.",
-     .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule, .common = true},
+     .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule, .common = true, .example = "2",
+     .with = kUniform},
     {.pointer = "/cost/stage_weights", .kind = SettingKind::reals, .low = 0, .high = 1e8, .fallback = "all 1",
      .flags = "--stage-weights", .group = kCostGroup, .help = "Relative work of each stage with --uniform, as a,b,c",
-     .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule},
+     .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule, .example = "[1, 2, 1, 1]",
+     .with = kUniform},
     {.pointer = "/cost/stages", .kind = SettingKind::other, .fallback = "none", .group = kCostGroup,
      .help = "Instead of f, b, w: [{\"f\": .., \"b\": .., \"w\": ..}], the seconds of a microbatch in each stage, as "
          "'sluice analyze --scenario' writes them",
      .details = "A schedule with a multiple of their number of stages divides each evenly, one with a divisor of it "
-         "adds neighbors.", .reads = kSimulate | kSlice},
+         "adds neighbors.", .reads = kSimulate | kSlice, .example = R"([{"f": 1, "b": 1, "w": 2}])", .with = kUniform},
     {.pointer = "/cost/optimizer", .kind = SettingKind::other, .low = 0, .high = 1e8, .fallback = "0",
-     .group = kCostGroup, .help = "Seconds of each optimizer step with a cost of kind uniform", .reads = kSimulate},
+     .group = kCostGroup, .help = "Seconds of each optimizer step with a cost of kind uniform", .reads = kSimulate,
+     .example = "2", .with = kUniform},
     {.pointer = "/calibration", .kind = SettingKind::path, .fallback = "none", .flags = "--calibration",
      .group = kCostGroup,
      .help = "Calibration file from 'sluice calibrate': corrects the iteration time and adds an interval",
@@ -666,12 +670,13 @@ constexpr Setting kSettings[] = {
          "times](#kernel-times-sluicekernel_times1).", .reads = kPrices, .offers = kAll},
     {.pointer = "/perturbation/slow_ranks", .kind = SettingKind::other, .fallback = "none", .flags = "--slow-rank",
      .group = kPerturbationGroup, .help = "R=X: multiply the compute time of rank R by X, 1e-6 to 1e6; repeatable",
-     .details = "In a file [{\"rank\": 3, \"factor\": 1.1}].", .reads = kSimulate, .offers = kSimulate, .common = true},
+     .details = "In a file [{\"rank\": 3, \"factor\": 1.1}].", .reads = kSimulate, .offers = kSimulate, .common = true,
+     .example = R"([{"rank": 1, "factor": 2}])"},
     {.pointer = "/perturbation/slow_links", .kind = SettingKind::other, .fallback = "none", .flags = "--slow-link",
      .group = kPerturbationGroup,
      .help = "A-B=X: multiply the transfer time between ranks A and B by X, 1e-6 to 1e6; repeatable",
      .details = "In a file [{\"between\": [0, 1], \"factor\": 2}]; with the latency.", .reads = kSimulate,
-     .offers = kSimulate},
+     .offers = kSimulate, .example = R"([{"between": [0, 1], "factor": 9}])"},
     {.pointer = "/perturbation/jitter", .kind = SettingKind::text, .fallback = "none", .flags = "--jitter",
      .group = kPerturbationGroup,
      .help = "Noise with mean 1 on every duration and on the latency of links: lognormal:S (S up to 3), normal:S or "

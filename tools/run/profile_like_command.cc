@@ -71,6 +71,7 @@ int profile_like(const LikeOptions& options) {
   return options.flags->naming_flags(file, [&] {
     const PlannedSetup planned = planned_with_progress(options.flags->scenario(file));
     ScenarioFlags::print_notes(file);
+    print_message(ScenarioFlags::unused(file, "profile --like", kKernels));
     const auto* cost = dynamic_cast<const AnalyticCost*>(&planned.setup->cost());
     if (cost == nullptr) {
       throw InputError(
@@ -114,7 +115,7 @@ Subcommand add_profile_like_command(CLI::App& app) {
       "  sluice simulate examples/llama3-8b-zbv-h100.json --kernel-times kernels.json\n\n"
       "With --like, profile measures nothing itself: the script is one file that needs only Python and PyTorch on a "
       "machine with the scenario's GPU. Kernels that have a time already (--kernel-times) are left out. The flags are "
-      "those of 'sluice simulate'; without --like, see 'sluice profile --help'.");
+      "those of 'sluice simulate' that kernels depend on; without --like, see 'sluice profile --help'.");
   command->group("Run and measure");
   command->footer("Exit codes: 0 success, 2 wrong input, 4 invalid schedule.");
   const auto options = std::make_shared<LikeOptions>();

@@ -90,6 +90,7 @@ WovenBlock block_of_parts(const WeaveOptions& options, const nlohmann::json& doc
 // Of the stage with the most layers in the middle, unless one is given.
 WovenBlock block_of_scenario(const WeaveOptions& options) {
   const Setup setup(options.flags->scenario(options.file));
+  print_message(ScenarioFlags::unused(options.file, "weave", kWeave));
   const int stages = setup.schedule().num_stages();
   const int stage = options.stage.value_or(stages / 2);
   if (stage < 0 || stage >= stages) {
