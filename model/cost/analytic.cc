@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -40,9 +41,13 @@ void set_launches(const Training& training, const Software& software, std::vecto
     return training.graph_modules.any_of(module) || (of_moe && whole_moe);
   };
   for (KernelPart& part : parts) {
-    const bool layer = part.name != "embedding" && part.name != "head";
+    const bool layer = part.is_layer();
     for (KernelCall& call : part.calls) call.captured = all || (layer && in_graph(call.module));
   }
+}
+
+KernelPart::Kind kind_of(LayerKind layer) {
+  return layer == LayerKind::dense ? KernelPart::Kind::dense_layer : KernelPart::Kind::expert_layer;
 }
 
 const Training& checked(const Transformer& model, const Training& training) {
@@ -51,6 +56,12 @@ const Training& checked(const Transformer& model, const Training& training) {
 }
 
 }  // namespace
+
+std::string_view KernelPart::name() const {
+  static constexpr std::array<std::string_view, 6> kNames = {"embedding", "layer", "MoE layer",
+                                                             "MTP layer", "head",  "sharding"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
 
 AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vector<StageContents> stages,
                            Cluster cluster, Software software, KernelTimes measured)
@@ -286,6 +297,7 @@ AnalyticCost::PassKernels AnalyticCost::pass_kernels(OpKind kind, int stage, con
 }
 
 AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, const Contention& contention) const {
+  using Kind = KernelPart::Kind;
   const bool contended = contention.multiprocessors > 0;
   const OpKind kind = kernels.front().first;
   LayersOfOp out;
@@ -300,10 +312,10 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
   for (const auto& [pass, all] : kernels) {
     std::size_t layer = 0;
     for (const KernelPart& part : all) {
-      if (part.name == "embedding" || part.name == "head" || part.name == "sharding") {
-        (part.name == "embedding" ? embedding
-         : part.name == "head"    ? head
-                                  : out.after_s) += part.repeats * part_s(part);
+      if (!part.is_layer()) {
+        (part.kind == Kind::embedding ? embedding
+         : part.kind == Kind::head    ? head
+                                      : out.after_s) += part.repeats * part_s(part);
         continue;
       }
       LayerTimes times;
@@ -505,16 +517,17 @@ double AnalyticCost::with_offload_s(double on_gpu, double offloaded, int adam) c
 }
 
 std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceShape& slice) const {
+  using Kind = KernelPart::Kind;
   const StageContents& held = contents(stage);
   std::vector<KernelPart> out;
-  if (held.embedding) out.push_back({"embedding", 1, embedding_kernels(model_, training_, kind, slice)});
+  if (held.embedding) out.push_back({Kind::embedding, 1, embedding_kernels(model_, training_, kind, slice)});
   for (const auto& [layer, count] : held.by_kind()) {
-    if (count > 0) out.push_back({name_of(layer), count, layer_kernels(model_, training_, kind, slice, layer)});
+    if (count > 0) out.push_back({kind_of(layer), count, layer_kernels(model_, training_, kind, slice, layer)});
   }
   if (held.mtp_layers > 0) {
-    out.push_back({"MTP layer", held.mtp_layers, mtp_kernels(model_, training_, kind, slice)});
+    out.push_back({Kind::mtp_layer, held.mtp_layers, mtp_kernels(model_, training_, kind, slice)});
   }
-  if (held.head) out.push_back({"head", 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice)});
+  if (held.head) out.push_back({Kind::head, 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice)});
   set_launches(training_, software_, out);
   add_sharding(kind, stage, slice, out);
   return out;
@@ -556,7 +569,7 @@ void AnalyticCost::add_sharding(OpKind kind, int stage, const SliceShape& slice,
     }
     const ShardedUnit unit = sharded_unit(first, gathers, reduces);
     const auto repeated =
-        std::find_if(again.begin(), again.end(), [&](const KernelPart& each) { return each.name == part.name; });
+        std::find_if(again.begin(), again.end(), [&](const KernelPart& each) { return each.kind == part.kind; });
     const double compute = passes * part_s(part);
     const double recompute = repeated == again.end() ? 0 : part_s(*repeated);
     for (int i = 0; i < count; ++i) {
@@ -569,7 +582,7 @@ void AnalyticCost::add_sharding(OpKind kind, int stage, const SliceShape& slice,
   if (!forward && !units.empty()) units.back().gather_s = 0;  // still gathered after the forward
   if (!forward) std::reverse(units.begin(), units.end());
   const ShardingTime time = sharding_time(units, cluster_.gpu.overlap_slowdown);
-  KernelPart added{.name = "sharding"};
+  KernelPart added{.kind = KernelPart::Kind::sharding};
   const auto add = [&](std::string_view name, double bytes, double seconds) {
     added.calls.push_back({.name = name, .kind = KernelClass::sharding, .bytes = bytes, .added_s = seconds});
   };
@@ -584,17 +597,17 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShap
   if (training_.recompute == Training::Recompute::none) return out;
   const bool full = training_.recompute == Training::Recompute::full;
   const StageContents again = full ? recomputed_layers(training_, contents(stage)) : contents(stage);
-  const auto add = [&](std::string_view name, int count, std::vector<KernelCall> calls) {
-    if (!calls.empty()) out.push_back({name, count, std::move(calls)});
+  const auto add = [&](KernelPart::Kind kind, int count, std::vector<KernelCall> calls) {
+    if (!calls.empty()) out.push_back({kind, count, std::move(calls)});
   };
   for (const auto& [layer, count] : again.by_kind()) {
     if (count == 0) continue;
-    add(name_of(layer), count,
+    add(kind_of(layer), count,
         full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
              : recomputed_module_kernels(model_, training_, slice, layer));
   }
   if (again.mtp_layers > 0) {
-    add("MTP layer", again.mtp_layers,
+    add(KernelPart::Kind::mtp_layer, again.mtp_layers,
         full ? mtp_recomputed_kernels(model_, training_, slice)
              : recomputed_module_kernels(model_, training_, slice, model_.last_kind()));
   }

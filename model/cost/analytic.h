@@ -16,11 +16,16 @@
 
 namespace sluice::model {
 
-// A part of a stage ("embedding", "layer", "head") and the number of times it occurs.
+// A part of a stage and the number of times it occurs.
 struct KernelPart {
-  std::string_view name;
+  enum class Kind : std::uint8_t { embedding, dense_layer, expert_layer, mtp_layer, head, sharding };
+  Kind kind = Kind::dense_layer;
   int repeats = 1;
   std::vector<KernelCall> calls;
+
+  bool is_layer() const { return kind >= Kind::dense_layer && kind <= Kind::mtp_layer; }
+  // Returns "embedding", "layer", "MoE layer", "MTP layer", "head" or "sharding".
+  std::string_view name() const;
 };
 
 // Predicts the times of a transformer on a cluster from its kernels and the catalogue's constants. Kernels with a

@@ -187,8 +187,10 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
     out.back().bytes += cast_bytes(training) * e.come * e.width;
   } else {
     // PyTorch clamps either half and joins them (Megatron-LM's weighted_bias_quick_geglu_impl).
+    const std::size_t activation = out.size();
     if (model.experts.clamp > 0) out.push_back(memory("clamp of experts", (4 + 4) * e.come * e.width_in, 3));
     out.push_back(memory("activation of experts", 2 * e.come * (e.width_in + e.width)));
+    repeat_with(RecomputeModule::activation, out, activation);
     add_grouped_cast(out, training, "cast of input", traits.input, e, e.come * e.width);
   }
   out.push_back(grouped_rows(training, "experts out", e, e.width, s.hidden));
@@ -199,7 +201,9 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
     first = out.size();
     add_linear(out, training, "shared expert in", s.rows, s.hidden, e.shared_in);
     out.push_back(memory("activation of shared expert", 2 * s.rows * (e.shared_in + e.shared)));
+    repeat_with(RecomputeModule::shared_experts, out, out.size() - 2);
     add_linear(out, training, "shared expert out", s.rows, e.shared, s.hidden);
+    repeat_with(RecomputeModule::shared_experts, out, out.size() - 1);
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", reduced_bytes(training, s)));
     if (model.experts.shared_gate) out.push_back(memory("gate of shared expert", 6 * s.split * s.hidden, 2));
     mark(out, first, LayerPart::experts);
@@ -268,6 +272,7 @@ Kernels expert_kernels(const Transformer& model, const Training& training, OpKin
   Kernels out;
   if (kind == OpKind::F) {
     out = forward(model, training, s, e);
+    repeat_with(RecomputeModule::experts, out);
   } else {
     if (kind != OpKind::W) out = input_gradient(model, training, s, e);
     if (kind != OpKind::I) append(out, weight_gradient(model, training, s, e));

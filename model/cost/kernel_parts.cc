@@ -154,4 +154,8 @@ KernelCall row_sums(const KernelCall& attention, const Sizes& s) {
 
 void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }
 
+void repeat_with(RecomputeModules modules, Kernels& out, std::size_t first) {
+  for (std::size_t i = first; i < out.size(); ++i) out[i].recomputed_by = out[i].recomputed_by | modules;
+}
+
 }  // namespace sluice::model::kernel_parts

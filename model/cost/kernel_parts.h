@@ -74,5 +74,7 @@ void add_attention_casts(Kernels& out, const Training& training, OpKind kind, co
 KernelCall row_sums(const KernelCall& attention, const Sizes& s);
 
 void append(Kernels& out, const Kernels& more);
+// Adds modules to recomputed_by, of all kernels or from `first` on.
+void repeat_with(RecomputeModules modules, Kernels& out, std::size_t first = 0);
 
 }  // namespace sluice::model::kernel_parts

@@ -43,8 +43,10 @@ Kernels forward(const Training& training, const Sizes& s, const LatentSizes& l) 
     out.push_back(all_gather("all-gather of latents", 2 * s.rows * (queries + l.down)));
   }
   add_linear(out, training, "Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, s.query, Source::norm);
+  repeat_with(RecomputeModule::up_projection, out, out.size() - 1);
   add_linear(out, training, "KV up", s.rows, l.key_value_rank, l.up, Source::norm);
   out.push_back(memory("rotary, joined heads", joined_bytes(s, l), 5));
+  repeat_with(RecomputeModule::up_projection, out, out.size() - 2);
   return out;
 }
 

@@ -1,7 +1,5 @@
 #include "model/cost/stage_kernels.h"
 
-#include <algorithm>
-#include <initializer_list>
 #include <utility>
 
 #include "model/cost/context_kernels.h"
@@ -27,6 +25,7 @@ Kernels dense_forward(const Training& training, const Sizes& s) {
   add_linear(out, training, "MLP out", s.rows, s.mlp, s.hidden);
   add_tensor_collectives(out, training, s, "all-reduce 2", {.m = s.rows, .n = s.mlp_in, .k = s.hidden},
                          {.m = s.rows, .n = s.hidden, .k = s.mlp});
+  repeat_with(RecomputeModule::mlp, out);
   return of_mlp(std::move(out));
 }
 
@@ -51,7 +50,11 @@ Kernels layer_forward(const Transformer& model, const Training& training, const 
   // Latents are gathered instead of their input, so that of the all-gather and the reduce-scatter one remains.
   const bool latents_gathered = model.has_latent_attention() && training.sequence_parallel && training.tp > 1;
   Kernels out;
-  out.push_back(memory("norm 1", 4 * s.split * s.hidden));
+  const auto add_norm = [&](std::string_view name) {
+    out.push_back(memory(name, 4 * s.split * s.hidden));
+    out.back().recomputed_by = RecomputeModule::norm;
+  };
+  add_norm("norm 1");
   if (model.has_latent_attention()) {
     append(out, latent_kernels(model, training, OpKind::F, s));
   } else {
@@ -59,7 +62,9 @@ Kernels layer_forward(const Transformer& model, const Training& training, const 
     if (model.qk_norm) out.push_back(memory("QK norm", 4 * s.rows * (s.query + s.key_value / 2), 2));
     if (model.positions == 0) out.push_back(memory("rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
   }
+  const std::size_t core = out.size();
   append(out, attention_kernels(model, training, OpKind::F, slice));
+  if (!training.flash_attention) repeat_with(RecomputeModule::core_attention, out, core);
   add_linear(out, training, "projection", s.rows, s.output, s.hidden);
   if (latents_gathered) {
     out.push_back(all_gather("reduce-scatter of projection", 2 * s.rows * s.hidden));
@@ -68,7 +73,7 @@ Kernels layer_forward(const Transformer& model, const Training& training, const 
                            {.m = s.rows, .n = s.hidden, .k = s.output});
   }
   out.push_back(memory("dropout, residual 1", (6 + s.mask) * s.split * s.hidden));
-  out.push_back(memory("norm 2", 4 * s.split * s.hidden));
+  add_norm("norm 2");
   append(out, layer == LayerKind::dense ? dense_forward(training, s) : expert_kernels(model, training, OpKind::F, s));
   out.push_back(memory("dropout, residual 2", (6 + s.mask) * s.split * s.hidden));
   return out;
@@ -182,30 +187,8 @@ Kernels layer_kernels(const Transformer& model, const Training& training, OpKind
 
 Kernels recomputed_module_kernels(const Transformer& model, const Training& training, const SliceShape& slice,
                                   LayerKind layer) {
-  using Module = RecomputeModule;
-  const auto repeats = [&](RecomputeModules modules) { return training.recompute_modules.any_of(modules); };
-  const auto is_one_of = [](std::string_view name, std::initializer_list<std::string_view> names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  const bool whole_mlp = repeats(layer == LayerKind::dense ? Module::mlp : Module::experts);
-  Kernels out;
-  for (const KernelCall& call : layer_forward(model, training, slice, layer, sizes_of(model, training, slice))) {
-    const bool repeated =
-        (repeats(Module::norm) && is_one_of(call.name, {"norm 1", "norm 2"})) ||
-        (repeats(Module::up_projection) && is_one_of(call.name, {"Q up", "KV up", "rotary, joined heads"})) ||
-        (!whole_mlp && repeats(Module::activation) &&
-         is_one_of(call.name, {"clamp of experts", "activation of experts"})) ||
-        (!whole_mlp && repeats(Module::shared_experts) &&
-         is_one_of(call.name, {"shared expert in", "activation of shared expert", "shared expert out"}));
-    if (repeated) out.push_back(call);
-  }
-  if (repeats(Module::core_attention) && !training.flash_attention) {
-    append(out, attention_kernels(model, training, OpKind::F, slice));
-  }
-  if (whole_mlp) {
-    const Sizes s = sizes_of(model, training, slice);
-    append(out, layer == LayerKind::dense ? dense_forward(training, s) : expert_kernels(model, training, OpKind::F, s));
-  }
+  Kernels out = layer_kernels(model, training, OpKind::F, slice, layer);
+  std::erase_if(out, [&](const KernelCall& call) { return !training.recompute_modules.any_of(call.recomputed_by); });
   return out;
 }
 

@@ -54,6 +54,7 @@ struct KernelCall {
   double added_s = 0;                     // of sharding
   LayerPart part = LayerPart::attention;  // of a layer with experts; everything before and after its MLP is attention
   GraphModule module = GraphModule::attention;  // of a layer
+  RecomputeModules recomputed_by;               // of a layer's forward: the modules of which any repeats it
   bool captured = false;                        // in a CUDA graph
   int group = 0;  // number of experts for each of which the host launches it; 0: it launches `count` kernels
 

@@ -14,8 +14,6 @@ class JsonReader;
 // The MLP of a layer: dense, or experts between which a router chooses per token.
 enum class LayerKind : std::uint8_t { dense, experts };
 
-constexpr std::string_view name_of(LayerKind kind) { return kind == LayerKind::dense ? "layer" : "MoE layer"; }
-
 // The experts of a mixture's layers. All experts of a layer have the same size and gating as the dense MLP.
 struct Experts {
   int count = 0;              // per layer; 0: no mixture of experts

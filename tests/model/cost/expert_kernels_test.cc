@@ -238,7 +238,7 @@ TEST(CudaGraphs, SaveTheTimeOfTheHost) {
   const auto host_s = [&](OpKind kind) {
     const AnalyticCost cost = expert_cost_of(model, training);
     for (const KernelPart& part : cost.parts(kind, 0, {1, kTokens, 0})) {
-      if (part.name == "MoE layer") return cost.host_s(cost.launches(part.calls));
+      if (part.kind == KernelPart::Kind::expert_layer) return cost.host_s(cost.launches(part.calls));
     }
     return -1.0;
   };
@@ -304,7 +304,7 @@ TEST(ExpertKernels, OfGroupedKernelsAreLaunchedOnce) {
     const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster("dgx-h100", 8),
                             load_software(software));
     for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
-      if (part.name == "MoE layer") return cost.launches(part.calls);
+      if (part.kind == KernelPart::Kind::expert_layer) return cost.launches(part.calls);
     }
     return 0;
   };
@@ -629,7 +629,7 @@ TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {
   const MicrobatchShape shape{1, {kTokens}};
   double layers = 0;
   for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
-    if (part.name == "embedding" || part.name == "head") continue;
+    if (!part.is_layer()) continue;
     for (const KernelCall& call : part.calls) layers += part.repeats * cost.kernel_s(call);
   }
   EXPECT_NEAR(cost.recompute_s(0, shape, 0) / layers, 1, 1e-9);
