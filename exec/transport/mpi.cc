@@ -111,7 +111,7 @@ class MpiTransport : public Transport {
     counts_[static_cast<std::size_t>(channel)].fetch_add(1);
     counts_[static_cast<std::size_t>(channel)].notify_all();
   }
-  void stop() override {
+  void stop_waiting() override {
     stopped_.store(true);
     for (int channel = 0; channel < kNumChannels; ++channel) wake(static_cast<Channel>(channel));
   }

@@ -182,20 +182,20 @@ std::vector<std::vector<std::size_t>> rounds_without_overlap(const std::vector<s
   return rounds;
 }
 
-NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, int rank, int size, const Broadcast& broadcast,
-                     const NcclOptions& options)
-    : communicators_(std::make_unique<NcclCommunicators>(functions, device, rank, size, options)),
+NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, Transport& host, const NcclOptions& options)
+    : host_(host),
+      communicators_(std::make_unique<NcclCommunicators>(functions, device, host.rank(), host.size(), options)),
       exceptions_(std::uncaught_exceptions()) {
   device.make_current();
   NcclId id{};
-  if (rank == 0 && functions.get_unique_id(&id) != kNcclSuccess) {
+  if (host.rank() == 0 && functions.get_unique_id(&id) != kNcclSuccess) {
     throw DeviceError(fmt::format("ncclGetUniqueId: {}", functions.last_error(nullptr)));
   }
-  broadcast(std::as_writable_bytes(std::span(id.bytes)));
+  host.broadcast(std::as_writable_bytes(std::span(id.bytes)));
   try {
     communicators_->make_world(id);
-    control_ = make_nccl_control(*communicators_);
-    devices_ = make_nccl_devices(*communicators_);
+    devices_ = make_nccl_devices(*communicators_, host);
+    host.on_stop([this] { communicators_->abort(); });
   } catch (...) {
     communicators_->abort();
     throw;
@@ -203,20 +203,14 @@ NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, int rank, i
 }
 
 NcclWorld::~NcclWorld() {
+  host_.on_stop({});
   try {
     // An orderly end needs the other ranks.
-    if (std::uncaught_exceptions() > exceptions_ || control_->stopped()) communicators_->abort();
+    if (std::uncaught_exceptions() > exceptions_ || host_.stopped()) communicators_->abort();
   } catch (const std::exception&) {
     // The process ends.
   }
   communicators_->finish();
-}
-
-Transport& NcclWorld::control() { return *control_; }
-
-DeviceTransport& NcclWorld::devices(const Transport& host) {
-  devices_->set_host(host);
-  return *devices_;
 }
 
 void NcclWorld::abort() { communicators_->abort(); }

@@ -14,7 +14,6 @@
 namespace sluice::exec {
 
 class NcclCommunicators;
-class NcclDevices;
 
 struct NcclOptions {
   std::chrono::milliseconds patience{120000};    // for operations of all ranks together: the world, its connections
@@ -35,34 +34,27 @@ struct NcclOptions {
 // made.
 class NcclWorld {
  public:
-  using Broadcast = std::function<void(std::span<std::byte>)>;  // sends the bytes of rank 0 to all ranks
-
-  // Called by all ranks together; `broadcast` is called once, for the id of the world. The device outlives the world.
-  // Throws DeviceError if NCCL fails, or if the other ranks do not arrive within options.patience.
-  NcclWorld(const NcclFunctions& functions, Device& device, int rank, int size, const Broadcast& broadcast,
-            const NcclOptions& options = {});
+  // Called by all ranks of `host` together: it carries the id of the world, and reports when the run has been stopped.
+  // Host and device outlive the world. Throws DeviceError if NCCL fails, or if the other ranks do not arrive within
+  // options.patience.
+  NcclWorld(const NcclFunctions& functions, Device& device, Transport& host, const NcclOptions& options = {});
   // Frees the communicators; aborts them if the run has been stopped.
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
   NcclWorld& operator=(const NcclWorld&) = delete;
 
-  // Transport of Channel::control between the hosts, for few small messages. They pass through pinned memory and the
-  // device, in the order in which they are posted between two ranks. If MPI is available, prefer its transport.
-  Transport& control();
-
-  // Returns the transport of the worker. `host`: the host transport that reports when the run has been stopped
-  // (`control`, or another).
-  DeviceTransport& devices(const Transport& host);
+  // Returns the transport of the worker.
+  DeviceTransport& devices() { return *devices_; }
 
   // Aborts all communicators concurrently, since aborting them one after the other is known to hang; what waits on the
   // device ends. Returns when that is done or options.abort_budget is over: the process should then _exit. Called once,
-  // by any thread. Stopping `control` does this, and so does a `progress` that finds its host transport stopped.
+  // by any thread. Stopping the host transport does this.
   void abort();
 
  private:
+  Transport& host_;
   std::unique_ptr<NcclCommunicators> communicators_;
-  std::unique_ptr<Transport> control_;
-  std::unique_ptr<NcclDevices> devices_;
+  std::unique_ptr<DeviceTransport> devices_;
   int exceptions_;  // in flight at construction
 };
 

@@ -95,15 +95,8 @@ class NcclCommunicators {
   std::atomic<bool> aborted_{false};
 };
 
-// Transport of Channel::control, on its own communicator and stream.
-std::unique_ptr<Transport> make_nccl_control(NcclCommunicators& communicators);
-
-// Transport of the messages between devices.
-class NcclDevices : public DeviceTransport {
- public:
-  virtual void set_host(const Transport& host) = 0;
-};
-std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators);
+// Transport of the messages between devices; `host` reports when the run has been stopped.
+std::unique_ptr<DeviceTransport> make_nccl_devices(NcclCommunicators& communicators, const Transport& host);
 
 // Partitions `members` into rounds that one split can create: sets of a round have no rank in common. Returns ascending
 // indices.

@@ -63,12 +63,11 @@ struct NcclLines {
   std::vector<std::unique_ptr<NcclGroup>> groups;  // null if this rank is not a member
 };
 
-class NcclDevicesOfRank final : public NcclDevices {
+class NcclDevicesOfRank final : public DeviceTransport {
  public:
-  explicit NcclDevicesOfRank(NcclCommunicators& communicators)
-      : communicators_(communicators), device_(communicators.device()) {}
+  NcclDevicesOfRank(NcclCommunicators& communicators, const Transport& host)
+      : communicators_(communicators), device_(communicators.device()), host_(&host) {}
 
-  void set_host(const Transport& host) override { host_ = &host; }
   std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override;
   bool waits_on_device() const override { return true; }
 
@@ -105,7 +104,7 @@ class NcclDevicesOfRank final : public NcclDevices {
   };
 
   void throw_if_stopped() {
-    if (host_ == nullptr || !host_->stopped()) return;
+    if (!host_->stopped()) return;
     communicators_.abort();
     throw Stopped("stopped");
   }
@@ -196,7 +195,7 @@ class NcclDevicesOfRank final : public NcclDevices {
 
   NcclCommunicators& communicators_;
   Device& device_;
-  const Transport* host_ = nullptr;
+  const Transport* host_;
   std::vector<std::unique_ptr<NcclLines>> lines_;
   std::deque<Posted> posted_;
   std::size_t in_progress_ = 0;  // of posted_: the first ones, issued together
@@ -352,8 +351,8 @@ void NcclDevicesOfRank::use_once(NcclLines& lines) {
 
 }  // namespace
 
-std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators) {
-  return std::make_unique<NcclDevicesOfRank>(communicators);
+std::unique_ptr<DeviceTransport> make_nccl_devices(NcclCommunicators& communicators, const Transport& host) {
+  return std::make_unique<NcclDevicesOfRank>(communicators, host);
 }
 
 }  // namespace sluice::exec

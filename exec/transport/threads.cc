@@ -93,7 +93,7 @@ class ThreadFabric::Worker : public Transport {
   std::uint32_t changes(Channel channel) const override { return bell(rank_, channel).value(); }
   void sleep(Channel channel, std::uint32_t seen) override { bell(rank_, channel).wait(seen, shared_.looks); }
   void wake(Channel channel) override { bell(rank_, channel).ring(); }
-  void stop() override {
+  void stop_waiting() override {
     shared_.stopped.store(true);
     for (auto& of_worker : shared_.bells) {
       for (Bell& bell : of_worker) bell.ring();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -59,8 +60,9 @@ class Transport {
   virtual std::uint32_t changes(Channel channel) const = 0;
   virtual void sleep(Channel channel, std::uint32_t seen) = 0;
   virtual void wake(Channel channel) = 0;
-  // Ends all waiting of this worker, or of all workers that are threads: poll throws from now on.
-  virtual void stop() = 0;
+  // Ends all waiting of this worker, or of all workers that are threads: poll throws from now on. Then calls what
+  // `on_stop` was given.
+  void stop();
   virtual bool stopped() const = 0;
 
   // Waits until `condition` is true, evaluating it after every change of the channel. Throws Stopped.
@@ -81,8 +83,12 @@ class Transport {
   // with -1 when it ends. They are called by one thread of the worker.
   void on_control_wait(std::function<void(int peer)> notify) { on_control_wait_ = std::move(notify); }
 
-  // Collectives over the control channel, called by one thread of every worker. Gather returns the bytes of each rank
-  // on rank 0, by rank; an empty vector elsewhere.
+  // Sets a function that ends what waits elsewhere, such as on a device, where the worker's own thread may wait for it;
+  // none, if empty. Returns when no call of the former one is under way.
+  void on_stop(std::function<void()> end);
+
+  // Collectives over the control channel, along a tree of log2(size) levels; called by one thread of every worker.
+  // Gather returns the bytes of each rank on rank 0, by rank; an empty vector elsewhere.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine);
   // Sends the bytes of rank 0 to all ranks.
   void broadcast(std::span<std::byte> bytes);
@@ -92,6 +98,7 @@ class Transport {
   void receive(int peer, std::span<std::byte> bytes);
 
  protected:
+  virtual void stop_waiting() = 0;
   void throw_if_stopped() {
     if (!stopped()) return;
     quiesce();
@@ -105,6 +112,8 @@ class Transport {
 
   std::int64_t control_messages_ = 0;
   std::function<void(int peer)> on_control_wait_;
+  std::mutex ending_;
+  std::function<void()> end_elsewhere_;
 };
 
 // Returns a transport between MPI processes, one worker each. MPI is initialised with MPI_THREAD_SERIALIZED or better.

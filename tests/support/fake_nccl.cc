@@ -561,16 +561,4 @@ void FakeNccl::fail(int world_rank) {
   state->fails = world_rank;
 }
 
-std::function<void(std::span<std::byte>)> FirstSays::to(int rank) {
-  return [this, rank](std::span<std::byte> bytes) {
-    const auto shared = std::as_writable_bytes(std::span(id_.bytes));
-    if (rank == 0) {
-      std::copy(bytes.begin(), bytes.end(), shared.begin());
-      written_.count_down();
-    }
-    written_.wait();
-    std::copy(shared.begin(), shared.end(), bytes.begin());
-  };
-}
-
 }  // namespace sluice::test

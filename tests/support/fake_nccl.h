@@ -1,9 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
-#include <latch>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -46,16 +43,6 @@ class FakeNccl {
 
  private:
   NcclFunctions functions_;
-};
-
-// Passes the NCCL id of rank 0 to the other ranks, which are threads. Must outlive the transports that it creates.
-class FirstSays {
- public:
-  std::function<void(std::span<std::byte>)> to(int rank);
-
- private:
-  NcclId id_{};
-  std::latch written_{1};
 };
 
 }  // namespace sluice::test

@@ -211,18 +211,14 @@ void RunPlace::connect_processes() {
   if (mpi_ == nullptr) {
     const std::string path = bootstrap_file_.empty() ? bootstrap_path(launched_) : bootstrap_file_;
     bootstrap_ = std::make_unique<FileBootstrap>(path, launched_.run.empty() ? path : launched_.run, launched_.rank);
+    const auto broadcast = [&](std::span<std::byte> bytes) { bootstrap_->broadcast(bytes, kConnectTimeout); };
+    tcp_ = make_tcp_transport(launched_.rank, launched_.size, broadcast, kConnectTimeout);
   }
-  const auto broadcast = [&](std::span<std::byte> bytes) {
-    mpi_ != nullptr ? mpi_->broadcast(bytes) : bootstrap_->broadcast(bytes, kConnectTimeout);
-  };
-  nccl_ = std::make_unique<NcclWorld>(nccl(), *opened_.front(), launched_.rank, launched_.size, broadcast);
-  devices_.transport = &nccl_->devices(*transport());
+  nccl_ = std::make_unique<NcclWorld>(nccl(), *opened_.front(), *transport());
+  devices_.transport = &nccl_->devices();
 }
 
-Transport* RunPlace::transport() const {
-  if (mpi_ != nullptr) return mpi_.get();
-  return nccl_ != nullptr ? &nccl_->control() : nullptr;
-}
+Transport* RunPlace::transport() const { return mpi_ != nullptr ? mpi_.get() : tcp_.get(); }
 
 WorkerDevice RunPlace::own_device() const {
   if (kernels_ == nullptr) return {};

@@ -10,6 +10,7 @@
 #include "exec/run/run_devices.h"
 #include "exec/transport/launcher.h"
 #include "exec/transport/nccl.h"
+#include "exec/transport/tcp.h"
 #include "exec/transport/transport.h"
 #include "tools/command/mpi_ranks.h"
 
@@ -78,6 +79,7 @@ class RunPlace {
   GemmChoice gemms_ = GemmChoice::cublas;
   std::unique_ptr<Transport> mpi_;
   std::unique_ptr<FileBootstrap> bootstrap_;
+  std::unique_ptr<Transport> tcp_;
   std::vector<std::unique_ptr<Device>> opened_;
   std::unique_ptr<NcclWorld> nccl_;
   RunDevices devices_;

@@ -247,7 +247,7 @@ class HoldingTransport final : public Transport {
     std::this_thread::yield();
   }
   void wake(Channel channel) override { inner_.wake(channel); }
-  void stop() override { inner_.stop(); }
+  void stop_waiting() override { inner_.stop(); }
   bool stopped() const override { return inner_.stopped(); }
 
   bool gave_up() const { return gave_up_; }

@@ -19,10 +19,12 @@
 #include <vector>
 
 #include "exec/transport/nccl_communicators.h"
+#include "exec/transport/tcp.h"
 #include "kernels/emulation/device.h"
 #include "model/to_size.h"
 #include "tests/support/exchange_check.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/first_says.h"
 
 namespace sluice::test {
 namespace {
@@ -38,6 +40,7 @@ struct Rank {
   int rank;
   Device& device;
   NcclWorld& world;
+  Transport& control;
 
   std::byte* bytes(std::int64_t count, int value) const {
     std::byte* const memory = device.allocate(count);
@@ -60,8 +63,9 @@ class Nccl : public ::testing::Test {
         const auto device = emulation::make_device({.multiprocessors = 32, .counters = &counters_[to_size(rank)]});
         ready.arrive_and_wait();
         try {
-          NcclWorld world(fake_.functions(), *device, rank, size, broadcast, options_);
-          work({rank, *device, world});
+          const auto control = make_tcp_transport(rank, size, broadcast, options_.patience);
+          NcclWorld world(fake_.functions(), *device, *control, options_);
+          work({rank, *device, world, *control});
         } catch (const std::exception& error) {
           errors_[rank] = error.what();
         }
@@ -90,7 +94,7 @@ TEST_F(Nccl, RanksMaySendBeforeTheyReceive) {
   constexpr std::int64_t kBytes = 100000;
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}}, .groups = {}};
   on_ranks(2, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     for (int round = 0; round < 3; ++round) {
       DeviceMessage out;
       DeviceMessage in;
@@ -122,7 +126,7 @@ TEST_F(Nccl, EdgesDoNotWaitForEachOther) {
   // Rank 0 sends to 1 and 2. Rank 1 receives its message only after rank 2 has received its own and notified it.
   const DeviceLinks links{.edges = {{0, 1}, {0, 2}, {2, 1}}, .groups = {}};
   on_ranks(3, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     std::vector<std::unique_ptr<DeviceMessage>> messages;
     std::vector<std::unique_ptr<Event>> events;
     const auto message = [&](std::size_t edge) -> DeviceMessage& {
@@ -159,7 +163,7 @@ TEST_F(Nccl, MessagesPostedTogetherAreOneOperation) {
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}}, .groups = {}};
   std::barrier together(2);
   on_ranks(2, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     std::array<DeviceMessage, 3> messages;  // there, back, there
     std::array<std::unique_ptr<Event>, 3> events;
     for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -193,11 +197,11 @@ TEST_F(Nccl, MessagesPostedTogetherAreOneOperation) {
 TEST_F(Nccl, GemmsLeaveMultiprocessorsToWaitingMessages) {
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}, {2, 1}}, .groups = {{0, 1, 2}}};
   on_ranks(3, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     EXPECT_EQ(counters_[to_size(mine.rank)].reserved,
               options_.message_blocks * (std::array{1, 2, 0}[to_size(mine.rank)]));
-    mine.world.control().barrier();
-    const auto other = mine.world.devices(mine.world.control()).connect({.edges = {{0, 2}}, .groups = {}}, mine.device);
+    mine.control.barrier();
+    const auto other = mine.world.devices().connect({.edges = {{0, 2}}, .groups = {}}, mine.device);
     EXPECT_EQ(counters_[to_size(mine.rank)].reserved, mine.rank == 2 ? options_.message_blocks : 0);
   });
   expect_no_errors();
@@ -206,7 +210,7 @@ TEST_F(Nccl, GemmsLeaveMultiprocessorsToWaitingMessages) {
 TEST_F(Nccl, MessagesWaitForTheirData) {
   const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
   on_ranks(2, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     const auto stream = mine.device.make_stream(StreamPriority::normal);
     const auto ready = mine.device.make_event();
     const auto done = mine.device.make_event();
@@ -236,7 +240,7 @@ TEST_F(Nccl, MessagesWaitForTheirData) {
 TEST_F(Nccl, GroupsReduceOnTheGivenStream) {
   const DeviceLinks links{.edges = {{0, 1}, {1, 2}, {2, 3}, {3, 0}}, .groups = {{0, 1}, {2, 3}, {0, 1, 2, 3}}};
   on_ranks(4, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     EXPECT_EQ(connection->group(0) != nullptr, mine.rank < 2);
     EXPECT_EQ(connection->group(1) != nullptr, mine.rank >= 2);
     StreamGroup* const pair = connection->group(mine.rank / 2 == 0 ? 0 : 1);
@@ -260,7 +264,7 @@ TEST_F(Nccl, GroupsReduceOnTheGivenStream) {
 TEST_F(Nccl, GroupsExchangeBlocks) {
   const DeviceLinks links{.edges = {}, .groups = {{0, 1, 2}, {0, 2}}, .exchanges = {0, 1}};
   on_ranks(3, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     for (int round = 0; round < 4; ++round) {
       test::expect_exchange(*connection->group(0), mine.device, round);
       if (mine.rank != 1) test::expect_exchange(*connection->group(1), mine.device, round);
@@ -274,23 +278,23 @@ TEST_F(Nccl, EqualLinksShareCommunicators) {
   const DeviceLinks other{.edges = {{1, 0}}, .groups = {}};
   std::barrier together(2);
   on_ranks(2, [&](const Rank& mine) {
-    DeviceTransport& devices = mine.world.devices(mine.world.control());
+    DeviceTransport& devices = mine.world.devices();
     const auto first = devices.connect(links, mine.device);
     together.arrive_and_wait();
     if (mine.rank == 0) {
-      EXPECT_EQ(fake_.alive(), 2 * 4);  // the world, control, an edge, a group
+      EXPECT_EQ(fake_.alive(), 2 * 3);  // the world, an edge, a group
     }
     together.arrive_and_wait();
     const auto second = devices.connect(links, mine.device);
     together.arrive_and_wait();
     if (mine.rank == 0) {
-      EXPECT_EQ(fake_.alive(), 2 * 4);
+      EXPECT_EQ(fake_.alive(), 2 * 3);
     }
     together.arrive_and_wait();
     const auto third = devices.connect(other, mine.device);
     together.arrive_and_wait();
     if (mine.rank == 0) {
-      EXPECT_EQ(fake_.alive(), 2 * 5);
+      EXPECT_EQ(fake_.alive(), 2 * 4);
     }
     together.arrive_and_wait();
     EXPECT_EQ(first->group(0), second->group(0));
@@ -298,38 +302,14 @@ TEST_F(Nccl, EqualLinksShareCommunicators) {
   expect_no_errors();
 }
 
-TEST_F(Nccl, ControlGathersAndBroadcasts) {
-  constexpr int kSize = 3;
-  constexpr std::size_t kLong = (std::size_t{5} << 20) / 2;  // three pieces
-  on_ranks(kSize, [&](const Rank& mine) {
-    Transport& control = mine.world.control();
-    EXPECT_EQ(control.rank(), mine.rank);
-    EXPECT_EQ(control.size(), kSize);
-    std::vector<std::byte> said(kLong + to_size(mine.rank), static_cast<std::byte>(mine.rank));
-    const auto all = control.gather(said);
-    EXPECT_EQ(all.size(), mine.rank == 0 ? 3U : 0U);
-    for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-      EXPECT_EQ(all[rank].size(), kLong + to_size(rank));
-      EXPECT_EQ(std::count(all[rank].begin(), all[rank].end(), static_cast<std::byte>(rank)),
-                static_cast<std::ptrdiff_t>(kLong) + rank);
-    }
-    control.barrier();
-    std::vector<std::byte> told(kLong, mine.rank == 0 ? std::byte{5} : std::byte{0});
-    control.broadcast(told);
-    EXPECT_EQ(std::count(told.begin(), told.end(), std::byte{5}), static_cast<std::ptrdiff_t>(kLong));
-    EXPECT_THAT(control.gather({}), testing::SizeIs(mine.rank == 0 ? 3 : 0));
-  });
-  expect_no_errors();
-}
-
 TEST_F(Nccl, StopAbortsAllCommunicatorsConcurrently) {
-  // World, control, four ends of edges and a group: 7 communicators per rank. Aborting one hangs until all seven are
-  // being aborted.
+  // World, four ends of edges and a group: 6 communicators per rank. Aborting one hangs until all six are being
+  // aborted.
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}, {0, 1}, {1, 0}}, .groups = {{0, 1}}};
-  fake_.abort_waits_for(7);
+  fake_.abort_waits_for(6);
   std::latch posted(2);
   on_ranks(2, [&](const Rank& mine) {
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     DeviceMessage message;
     const auto done = mine.device.make_event();
     message.data = mine.bytes(64, 1);
@@ -338,9 +318,9 @@ TEST_F(Nccl, StopAbortsAllCommunicatorsConcurrently) {
     message.done = done.get();
     connection->send(message);  // never received
     posted.arrive_and_wait();
-    if (mine.rank == 0) mine.world.control().stop();
+    if (mine.rank == 0) mine.control.stop();
     std::jthread stops;
-    if (mine.rank == 1) stops = std::jthread([&] { mine.world.control().stop(); });
+    if (mine.rank == 1) stops = std::jthread([&] { mine.control.stop(); });
     try {
       while (true) connection->progress();
     } catch (const Stopped&) {
@@ -350,34 +330,16 @@ TEST_F(Nccl, StopAbortsAllCommunicatorsConcurrently) {
     throw std::runtime_error("stopped");
   });
   EXPECT_THAT(errors_, ElementsAre("stopped", "stopped"));
-  EXPECT_GE(fake_.most_aborts_at_once(), 7);
+  EXPECT_GE(fake_.most_aborts_at_once(), 6);
   EXPECT_EQ(fake_.alive(), 0);
-}
-
-// An abort ends the receive of rank 0 on the device: what it would have received is not used.
-TEST_F(Nccl, AbortedControlMessagesAreNotReceived) {
-  std::latch aborted(1);
-  on_ranks(2, [&](const Rank& mine) {
-    Transport& control = mine.world.control();
-    const std::vector<std::byte> first(64, std::byte{0x41});
-    control.gather(first);
-    if (mine.rank == 1) return aborted.wait();
-    std::jthread aborts([&] {
-      std::this_thread::sleep_for(milliseconds(200));  // until the receive waits on the device
-      mine.world.abort();
-    });
-    EXPECT_THROW(control.gather(first), Stopped);
-    aborts.join();
-    aborted.count_down();
-  });
 }
 
 TEST_F(Nccl, AbortingHasABudget) {
   options_.abort_budget = milliseconds(100);
   on_ranks(2, [&](const Rank& mine) {
     const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
-    mine.world.control().barrier();
+    const auto connection = mine.world.devices().connect(links, mine.device);
+    mine.control.barrier();
     if (mine.rank == 0) fake_.abort_hangs();
     const auto began = steady_clock::now();
     while (mine.rank == 1 && fake_.most_aborts_at_once() == 0) std::this_thread::yield();
@@ -399,7 +361,7 @@ TEST_F(Nccl, MissingRankIsReported) {
     }
     const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
     try {
-      mine.world.devices(mine.world.control()).connect(links, mine.device);
+      mine.world.devices().connect(links, mine.device);
     } catch (...) {
       given_up.count_down();
       throw;
@@ -413,7 +375,7 @@ TEST_F(Nccl, ErrorsNameTheEdgeTheRankAndTheDevice) {
   std::latch connected(2);
   on_ranks(2, [&](const Rank& mine) {
     const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
-    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto connection = mine.world.devices().connect(links, mine.device);
     connected.arrive_and_wait();
     if (mine.rank == 1) return;
     fake_.fail(0);
