@@ -12,6 +12,7 @@
 #include "exec/device/provider.h"
 #include "exec/plan/packing.h"
 #include "exec/run/op_outcome.h"
+#include "exec/run/run_devices.h"
 #include "exec/steady_clock.h"
 #include "model/errors.h"
 #include "model/to_size.h"
@@ -56,9 +57,13 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   for (auto& mark : marks_) mark = device_.make_event();
   list_items();
   make_messages();
+  // Connections have buffers on the device, whose size is known once they are made.
+  links_ = services.device_transport->connect(run_links_.links(), device_);
+  if (services.device_transport->waits_on_device()) {
+    check_device_memory(arena_plan_.total_bytes, {.device = &device_, .memory_margin = services.memory_margin});
+  }
   arena_ = device_.allocate(std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment));
   place_small();
-  links_ = services.device_transport->connect(run_links_.links(), device_);
   find_groups();
   if (plan.has_experts()) prepare_experts();
   if (services.device_transport->waits_on_device()) rehearse();

@@ -380,7 +380,8 @@ struct TrainingJob {
                                     .faults = &faults,
                                     .device = device.device,
                                     .device_transport = device.transport,
-                                    .queries = device.queries};
+                                    .queries = device.queries,
+                                    .memory_margin = device.memory_margin};
       // Created by the thread that uses it, so that its memory is local to that.
       worker = make_worker(plan, rank, transport, services);
       train(*worker, transport);

@@ -28,7 +28,8 @@ struct WorkerServices {
   // For a run on devices (RunSpec::kernels): the device of this worker, and its transport.
   Device* device = nullptr;
   DeviceTransport* device_transport = nullptr;
-  std::mutex* queries = nullptr;  // see WorkerDevice
+  std::mutex* queries = nullptr;   // see WorkerDevice
+  std::int64_t memory_margin = 0;  // likewise
 };
 
 // Where the time of a worker went in one run of the graph, in nanoseconds of its compute thread or of the compute

@@ -11,6 +11,7 @@
 #include <span>
 #include <string_view>
 
+#include "exec/device/cudnn.h"
 #include "exec/transport/nccl_functions.h"
 #include "kernels/attention_library.h"
 #include "kernels/device_kernels.h"
@@ -37,6 +38,17 @@ std::string processor() {
   return "this machine";
 }
 
+// The fastest kind that this machine has. Emulated devices have no library.
+AttentionChoice default_attention() {
+  if (device_provider()->name() != "cuda") return AttentionChoice::flash;
+  try {
+    cudnn();
+    return AttentionChoice::cudnn;
+  } catch (const DeviceError&) {
+    return AttentionChoice::flash;
+  }
+}
+
 }  // namespace
 
 void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
@@ -60,7 +72,7 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
           "--attention", attention,
           "Attention on GPUs: cudnn (cuDNN 9.10.2 or later), flash (Sluice's fused kernel), gemm (matrix "
           "multiplications); each falls back to the next where it does not apply, with a note after cudnn (default: "
-          "flash)")
+          "cudnn where it is found, else flash)")
       ->check(CLI::IsMember({"cudnn", "flash", "gemm"}))
       ->group(group);
   command
@@ -102,6 +114,7 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
     if (!why.empty()) throw InputError("--backend cuda: " + why);
     kernels_ = device_kernels();
     request_ = parse_devices(flags.devices.empty() ? "gpu" : flags.devices);
+    if (flags.attention.empty()) attention_ = default_attention();
   } else if (!flags.devices.empty()) {
     throw InputError("--devices: needs --backend cuda");
   }
