@@ -33,7 +33,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 }  // namespace
 
 UniformTimes parse_uniform(std::string_view text) {
-  UniformTimes times;
+  UniformTimes times{.forward = {}, .input_gradient = {}, .weight_gradient = {}};
   static const std::vector<std::string> kKeys = {"f", "b", "w", "fb", "comm"};
   std::vector<std::string> seen;
   for (const std::string_view part : split(text, ',')) {
@@ -62,11 +62,36 @@ UniformTimes parse_uniform(std::string_view text) {
   return times;
 }
 
+std::vector<std::string> complete(UniformTimes& times) {
+  std::vector<std::string> assumed;
+  const auto assume = [&](std::vector<double>& time, std::vector<double> value, const char* what) {
+    time = std::move(value);
+    assumed.emplace_back(what);
+  };
+  std::vector<double>& f = times.forward;
+  std::vector<double>& b = times.input_gradient;
+  std::vector<double>& w = times.weight_gradient;
+  if (times.stages.empty()) {
+    if (w.empty() && !b.empty()) {
+      for (double& seconds : b) seconds /= 2;
+      assume(w, b, "b is the whole backward, half of it w");
+      if (f.empty()) assume(f, b, "f is half of b");
+    }
+    if (f.empty() && !b.empty()) assume(f, b, "f is b");
+    if (f.empty() && !w.empty()) assume(f, w, "f is w");
+    if (f.empty()) assume(f, {1}, "f is 1 s");
+    if (b.empty()) assume(b, f, "b is f");
+    if (w.empty()) assume(w, f, "w is f");
+  }
+  if (!times.hop) assumed.emplace_back("comm is 0");
+  return assumed;
+}
+
 UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
     : times_(std::move(times)), num_chunks_(schedule.num_chunks()), num_stages_(schedule.num_stages()) {
+  complete(times_);
   const auto check_list = [&](const std::vector<double>& list, std::string_view key) {
-    if (list.empty()) throw InputError(fmt::format("/cost/{}: expected a value", key));
-    if (list.size() == 1) return;
+    if (list.size() <= 1) return;  // none beside the times of stages
     for (const MicrobatchShape& shape : schedule.shapes()) {
       if (std::ssize(list) != shape.num_slices()) {
         throw InputError(fmt::format("/cost/{}: expected one value of {}, or {}, one per slice, got {}", key, key,
@@ -153,7 +178,7 @@ double UniformCost::joint_s(int forward_stage, const MicrobatchShape& forward_sh
 }
 
 TransferTime UniformCost::transfer(int /*from*/, int /*to*/, std::int64_t /*bytes*/) const {
-  return {.occupied_s = 0, .latency_s = times_.hop};
+  return {.occupied_s = 0, .latency_s = times_.hop.value_or(0)};
 }
 
 }  // namespace sluice::model

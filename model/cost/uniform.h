@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,12 +20,12 @@ struct MeasuredStage {
 // The times of `--uniform`, in seconds.
 struct UniformTimes {
   // One entry: the time of a microbatch in 1/num_ranks of the layers. Several: one per slice, the time of that slice on
-  // one stage.
+  // one stage. Empty: not given (see complete).
   std::vector<double> forward = {1};
   std::vector<double> input_gradient = {1};
   std::vector<double> weight_gradient = {1};
   std::optional<double> joint;        // an F and a B as one block; by default their sum
-  double hop = 0;                     // latency between two ranks
+  std::optional<double> hop;          // latency between two ranks; by default 0
   std::vector<double> stage_weights;  // relative work of each stage; empty: all 1
   // Instead of all above but `hop`: the times of each stage, as measured. If the schedule has a multiple of this number
   // of stages, an entry is divided evenly over the stages that hold its layers.
@@ -32,15 +33,19 @@ struct UniformTimes {
   double optimizer = 0;  // of each stage, at the end
 };
 
-// Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); missing parts keep their defaults. Throws InputError
-// naming the part.
+// Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); the times of missing parts are not given. Throws
+// InputError naming the part.
 UniformTimes parse_uniform(std::string_view text);
+
+// Sets the times of ops that are not given, and returns what it assumes, as "w is half of b". Without w, b is the whole
+// backward, half of it w; a missing f or b is the other, or w; without all, each is 1 s.
+std::vector<std::string> complete(UniformTimes& times);
 
 // The same time for every microbatch: an op of a stage with weight 1 takes 1/num_chunks of the specified time, and a
 // slice a part in proportion to its tokens; B takes the time of I and W.
 class UniformCost : public CostModel {
  public:
-  // Throws InputError if the lists or stage weights do not match `schedule`.
+  // Completes the times. Throws InputError if the lists or stage weights do not match `schedule`.
   UniformCost(UniformTimes times, const Schedule& schedule);
 
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;

@@ -491,6 +491,7 @@ class Reading {
 
   void read_cost() {
     scenario_.cost = scenario_.model ? CostKind::analytic : CostKind::uniform;
+    scenario_.uniform = {.forward = {}, .input_gradient = {}, .weight_gradient = {}};
     if (!root_.has("cost")) return;
     JsonReader cost = root_.at("cost");
     std::string kind;
@@ -533,9 +534,9 @@ class Reading {
         return;
       }
       JsonReader value = cost.at(key);
-      into.clear();
       if (value.json().is_array()) {
         for (const JsonReader& one : value.elements()) into.push_back(one.number(0, 1e8));
+        if (into.empty()) value.fail("expected a value");
       } else {
         into.push_back(value.number(0, 1e8));
       }
@@ -546,7 +547,8 @@ class Reading {
     times("w", uniform.weight_gradient);
     if (cost.has("fb")) uniform.joint = cost.number("fb", 0, 1e8);
     cost.allow("fb");
-    uniform.hop = cost.number_or("comm", 0, 1e8, 0);
+    if (cost.has("comm")) uniform.hop = cost.number("comm", 0, 1e8);
+    cost.allow("comm");
     if (cost.has("stage_weights")) times("stage_weights", uniform.stage_weights);
     cost.allow("stage_weights");
     if (cost.has("stages")) read_stages(cost);

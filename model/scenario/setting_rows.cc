@@ -639,10 +639,10 @@ constexpr Setting kSettings[] = {
      .flags = "--cost", .group = kCostGroup, .help = "Cost model: analytic, uniform, or a cost file from 'sluice fit'",
      .details = "In a file also an object with kind uniform, analytic or fitted.", .reads = kPrices | kSchedule,
      .offers = kPrices, .common = true},
-    {.pointer = "/cost/f", .kind = SettingKind::other, .fallback = "f=1,b=1,w=1,comm=0; fb: the sum of its ops",
+    {.pointer = "/cost/f", .kind = SettingKind::other, .fallback = "f=1,b=f,w=f,comm=0; fb: the sum of its ops",
      .flags = "--uniform", .group = kCostGroup,
      .help = "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,fb=X][,comm=X], each 0 to 1e8; f=4:5:6 lists "
-         "the slices",
+         "the slices; without w, b is the whole backward",
      .details = "The keys f, b, w, fb and comm of a cost of kind uniform; a list has one entry per slice.",
      .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule, .common = true, .example = "2",
      .with = kUniform},

@@ -276,7 +276,7 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 2 --microbatches 2 --uniform f=1:2",
        "--uniform: expected one value of f, or 1, one per slice, got 2"},
       {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "--stage-weights: expected 2, one per stage, got 3"},
-      {"simulate --pp 4 --microbatches 1000 --uniform f=1e8",
+      {"simulate --pp 4 --microbatches 1000 --uniform f=1e8,b=1,w=1",
        "the ops take up to 12684 years in all: more nanoseconds than fit in 64 bits"},
       // 1e-6 s / 10000 slices: 0.1 ns per F, 0.2 ns per B; both become 0.
       {"simulate --schedule seq1f1b --pp 2 --slices 10000 --microbatches 2 --uniform f=1e-6,b=1e-6,w=1e-6",

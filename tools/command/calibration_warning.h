@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "model/scenario/scenario.h"
 
@@ -8,5 +9,11 @@ namespace sluice::tools {
 
 // Returns a warning if the scenario's calibration was made from another model, framework, precision or GPU; "" if not.
 std::string calibration_warning(const Scenario& scenario);
+
+// Returns what a scenario with uniform costs assumes about times that it does not give; empty with other costs.
+std::vector<std::string> assumed_times(const Scenario& scenario);
+
+// Returns a line about them; "" if the times of all ops are given.
+std::string assumed_times_line(const Scenario& scenario);
 
 }  // namespace sluice::tools

@@ -280,12 +280,12 @@ void set_other(Json& document, const Setting& row, const std::string& text, cons
     document["cost"] = kind ? Json{{"kind", text}} : Json{{"kind", "fitted"}, {"file", path_of_flag(text, file)}};
   } else if (row.pointer == "/cost/f") {
     const UniformTimes times = parse_uniform(text);
-    Json cost = {{"kind", "uniform"},
-                 {"f", times.forward},
-                 {"b", times.input_gradient},
-                 {"w", times.weight_gradient},
-                 {"comm", times.hop}};
+    Json cost = {{"kind", "uniform"}};
+    if (!times.forward.empty()) cost["f"] = times.forward;
+    if (!times.input_gradient.empty()) cost["b"] = times.input_gradient;
+    if (!times.weight_gradient.empty()) cost["w"] = times.weight_gradient;
     if (times.joint) cost["fb"] = *times.joint;
+    if (times.hop) cost["comm"] = *times.hop;
     document["cost"] = std::move(cost);
   }
   for (const std::string& each : texts) {

@@ -40,6 +40,7 @@ class SelfContained {
       throw InputError(
           "--live: /cost: a page cannot simulate with a file of measured costs (uniform and analytic work)");
     }
+    if (setup_.scenario().cost == CostKind::uniform) write_times();
     const std::string& schedule = setup_.scenario().schedule;
     if (names_file(schedule)) {
       request["schedule"] = read_file(schedule);
@@ -66,6 +67,18 @@ class SelfContained {
     if (!is_file(name)) return;
     document_["model"] = parsed(name);
     document_["model"]["name"] = setup_.scenario().model->name;
+  }
+
+  // The page shows the times that are not given, too.
+  void write_times() {
+    UniformTimes times = setup_.scenario().uniform;
+    complete(times);
+    Json& cost = document_["cost"];
+    if (!cost.is_object()) cost = {{"kind", "uniform"}};
+    if (!times.stages.empty()) return;
+    cost["f"] = times.forward;
+    cost["b"] = times.input_gradient;
+    cost["w"] = times.weight_gradient;
   }
 
   void refuse_cluster_file() const {

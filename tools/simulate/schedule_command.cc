@@ -19,6 +19,7 @@
 #include "model/schedule/with_communication.h"
 #include "model/timeline/metrics.h"
 #include "tools/command/automatic.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
 #include "tools/command/messages.h"
@@ -119,6 +120,7 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
     check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
     return print_verdicts(verdicts, options.json);
   }
+  print_message(assumed_times_line(scenario));
   const std::string line = automatic_line(*planned.automatic);
   if (options.json) {
     print_message(line);

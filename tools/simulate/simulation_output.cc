@@ -440,6 +440,7 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
     out["memory"] = fit_json(*prediction.fit, most_host_bytes(setup), remedies);
   }
   if (prediction.trials) out["jitter"] = trials_json(scenario.perturbation, *prediction.trials);
+  out["assumptions"] = assumed_times(scenario);
   if (scenario.kernel_times) out["measured_kernels"] = measured_kernels_json(setup);
   if (!explained.empty()) out["explain"] = explain_json(explained);
   if (memory) out["explain_memory"] = explain_memory_json(prediction, *memory);
@@ -471,6 +472,9 @@ std::string simulation_text(const Setup& setup, const Prediction& prediction, co
   out += fmt::format("\n{}\n  idle   {}\n  waits for  {}\n  critical path  {}\n",
                      rank_table(prediction, document["ranks"]), idle_line(prediction),
                      idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
+  if (const std::string assumed = assumed_times_line(setup.scenario()); !assumed.empty()) {
+    out += fmt::format("  {}\n", assumed);
+  }
   out += measured_kernels_text(setup) + culprit_rank_line(setup, prediction) + culprit_link_line(setup, prediction);
   if (!prediction.trials) return out;
   OrderedJson values = document["jitter"];

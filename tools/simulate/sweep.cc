@@ -176,6 +176,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
       point.result = results_of(*planned.setup, predict(*planned.setup));
       point.warning = calibration_warning(planned.setup->scenario());
+      if (point.warning.empty()) point.warning = assumed_times_line(planned.setup->scenario());
       point.adapted = std::move(adapted);
     } catch (const InputError& error) {
       point.error = ScenarioFlags::naming_flags(error.what(), document, file);

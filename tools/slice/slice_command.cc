@@ -37,6 +37,7 @@ int slice_command(SliceOptions& options) {
   if (!simulates) options.flags->check_read(kSlice, "slice", "--for");
   print_message(ScenarioFlags::unused(request.file, "slice", simulates ? kSimulate : kSlice));
   const SliceCut cut = cut_slices(request, document);
+  print_message(cut.assumed);
   if (!options.output.empty() && cut.feasible) {
     write_file_whole(options.output, lengths_text(cut.lengths, cut.schedule, options.output.ends_with(".json")));
   }

@@ -11,6 +11,7 @@
 #include "model/slicing/algorithm1.h"
 #include "model/slicing/balanced.h"
 #include "sim/planner/slices_for_schedule.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/slice/slice_costs.h"
 #include "tools/slice/slice_output.h"
@@ -55,7 +56,8 @@ CutReport frame_of(const std::string& method, const SliceRequest& request, const
           .cells = costs.cells(),
           .sequences = costs.sequences(),
           .backward = request.backward,
-          .hop_latency = costs.total_hop_latency()};
+          .hop_latency = costs.total_hop_latency(),
+          .assumed = costs.scenario() == nullptr ? "" : assumed_times_line(*costs.scenario())};
 }
 
 // Computes the times of even slices and of no slicing, for comparison with the plan.
@@ -78,7 +80,8 @@ void compare(const SlicingProblem& problem, CutReport& report) {
 }
 
 SliceCut cut_of(const CutReport& report) {
-  return {.table = cut_table(report), .json = cut_json(report), .lengths = report.plan.lengths};
+  return {
+      .table = cut_table(report), .json = cut_json(report), .lengths = report.plan.lengths, .assumed = report.assumed};
 }
 
 SliceCut terapipe(const SliceRequest& request, const nlohmann::json& document) {
@@ -147,7 +150,7 @@ SliceCut joint(const SliceRequest& request, const nlohmann::json& document) {
   report.plan = best_joint_slices(request.joint, problem_of);
   report.together = best_slices(problem_of(request.joint)).latency;
   report.apart = request.joint * best_slices(problem_of(1)).latency;
-  return {.table = joint_table(report), .json = joint_json(report)};
+  return {.table = joint_table(report), .json = joint_json(report), .assumed = report.frame.assumed};
 }
 
 // Errors about the schedule name the flag that sets it.
@@ -180,7 +183,8 @@ SliceCut for_schedule(const SliceRequest& request, nlohmann::json document) {
   SliceCut cut{.table = schedule_table(search, found),
                .json = schedule_json(search, found),
                .schedule = search.scenario.schedule,
-               .feasible = found.best.has_value()};
+               .feasible = found.best.has_value(),
+               .assumed = assumed_times_line(search.scenario)};
   if (found.best) cut.lengths = found.candidates[*found.best].lengths;
   return cut;
 }

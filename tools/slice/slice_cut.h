@@ -30,6 +30,7 @@ struct SliceCut {
   std::vector<std::int64_t> lengths;  // in tokens; empty for a joint cut
   std::string schedule;               // that they are for; empty: any
   bool feasible = true;               // false: no cut fits in memory
+  std::string assumed;                // assumed_times_line
 };
 
 // Searches the cut of a scenario document's sequences. Throws InputError, DoesNotFit.
