@@ -1,6 +1,7 @@
 #include "sim/engine/period.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -86,6 +87,101 @@ bool transfers_share(const OpGraph& graph, const LinkSharing& sharing) {
   return false;
 }
 
+// Batches that the drain of the pipeline takes part in, and after which latencies repeat.
+int drain_of(int ranks, int microbatches) { return (ranks + microbatches - 1) / microbatches; }
+int cycle_of(int ranks, int microbatches) { return ranks / std::gcd(ranks, microbatches); }
+
+// The batches of a schedule without a flush whose vertices and dependencies are those of the batch before.
+class BatchesAlike {
+ public:
+  explicit BatchesAlike(const OpGraph& graph) : graph_(graph), batches_(graph.schedule().num_batches()) {
+    before_.assign(graph.size(), kNoVertex);
+    by_batch_.resize(to_size(batches_));
+    pair_vertices();
+    std::vector<char> alike(to_size(batches_), 1);
+    alike[0] = 0;
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      const int batch = batch_of(v);
+      if (!follows(v)) alike[to_size(batch)] = 0;
+      for (const VertexId need : graph.needs(v)) reach_ = std::max(reach_, batch - batch_of(need));
+    }
+    const auto last = std::find(alike.rbegin(), alike.rend(), 1);
+    end_ = static_cast<int>(alike.rend() - last);
+    begin_ = end_ - static_cast<int>(std::find(last, alike.rend(), 0) - last);
+  }
+
+  // If all vertices of the last batches alike, as many as dependencies reach back, start and end as much later than
+  // those some batches before: the growth per batch. All that follow alike are then as much later, by induction along
+  // their dependencies.
+  std::optional<Duration> constant_growth(const Timeline& timeline) const {
+    for (int cycle = 1; end_ - reach_ - (cycle - 1) >= begin_; ++cycle) {
+      std::optional<Duration> growth;
+      bool constant = true;
+      for (int batch = end_ - 1; constant && batch >= end_ - reach_; --batch) {
+        constant = grows(timeline, batch, cycle, growth);
+      }
+      if (constant && growth) return divided(*growth, cycle);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr VertexId kNoVertex = ~VertexId{0};
+
+  // Of an optimizer step after every backward: that of its microbatch.
+  int batch_of(VertexId v) const {
+    const Vertex& vertex = graph_[v];
+    const bool step = vertex.kind == VertexKind::collective || vertex.kind == VertexKind::optimizer;
+    const bool by_batch = step && graph_.schedule().weight_policy() != WeightPolicy::stashed;
+    return by_batch ? vertex.microbatch : vertex.microbatch / graph_.schedule().num_microbatches();
+  }
+
+  // Pairs the i-th vertex of a batch on a lane with the i-th of the batch before.
+  void pair_vertices() {
+    std::vector<std::vector<VertexId>> of(graph_.lanes().size() * to_size(batches_));
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      by_batch_[to_size(batch_of(v))].push_back(v);
+      of[to_size(graph_[v].lane) * to_size(batches_) + to_size(batch_of(v))].push_back(v);
+    }
+    for (std::size_t i = 1; i < of.size(); ++i) {
+      if (i % to_size(batches_) == 0 || of[i].size() != of[i - 1].size()) continue;
+      for (std::size_t k = 0; k < of[i].size(); ++k) before_[of[i][k]] = of[i - 1][k];
+    }
+  }
+
+  // Whether a vertex is that of the batch before with other microbatches, and so are the ones it waits for.
+  bool follows(VertexId v) const {
+    const VertexId early = before_[v];
+    if (early == kNoVertex) return false;
+    const Vertex& a = graph_[early];
+    const Vertex& b = graph_[v];
+    if (a.kind != b.kind || a.op != b.op || a.stage != b.stage || a.slice != b.slice) return false;
+    const auto needs = graph_.needs(v);
+    const auto before = graph_.needs(early);
+    return std::equal(needs.begin(), needs.end(), before.begin(), before.end(),
+                      [&](VertexId late, VertexId other) { return before_[late] == other; });
+  }
+
+  bool grows(const Timeline& timeline, int batch, int cycle, std::optional<Duration>& growth) const {
+    const auto& vertices = by_batch_[to_size(batch)];
+    return std::all_of(vertices.begin(), vertices.end(), [&](VertexId v) {
+      VertexId early = v;
+      for (int i = 0; i < cycle; ++i) early = before_[early];
+      const Duration later = timeline.start[v] - timeline.start[early];
+      if (!growth) growth = later;
+      return later == *growth && timeline.end[v] - timeline.end[early] == later;
+    });
+  }
+
+  const OpGraph& graph_;
+  int batches_;
+  std::vector<VertexId> before_;                 // by vertex: its counterpart in the batch before
+  std::vector<std::vector<VertexId>> by_batch_;  // the vertices of each batch
+  int reach_ = 1;                                // batches from a vertex back to the earliest that it waits for
+  int begin_ = 0;                                // batches alike: from begin_ to end_
+  int end_ = 0;
+};
+
 }  // namespace
 
 Duration repeated_period(const OpGraph& graph, const Prices& prices) {
@@ -110,28 +206,25 @@ Duration repeated_period(const OpGraph& graph, const Prices& prices) {
 }
 
 int batches_for_growth(int num_ranks, int num_microbatches) {
-  const int drain = (num_ranks + num_microbatches - 1) / num_microbatches;
-  return 2 * drain + 6;
+  return 2 * drain_of(num_ranks, num_microbatches) + 2 * cycle_of(num_ranks, num_microbatches) + 6;
 }
 
 BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline) {
+  const BatchesAlike alike(graph);
+  if (const auto growth = alike.constant_growth(timeline)) return {*growth, true};
   const Schedule& schedule = graph.schedule();
-  const int batches = schedule.num_batches();
-  std::vector<Duration> done(static_cast<std::size_t>(batches), Duration{0});
+  std::vector<Duration> done(to_size(schedule.num_batches()), Duration{0});
   for (VertexId v = 0; v < graph.size(); ++v) {
-    const Vertex& vertex = graph[v];
-    if (vertex.kind != VertexKind::compute) continue;
-    auto& at = done[vertex.microbatch / schedule.num_microbatches()];
+    if (graph[v].kind != VertexKind::compute) continue;
+    Duration& at = done[graph[v].microbatch / schedule.num_microbatches()];
     at = std::max(at, timeline.end[v]);
   }
-  const int drain = (schedule.num_ranks() + schedule.num_microbatches() - 1) / schedule.num_microbatches();
-  const int last = std::max(0, batches - 1 - drain);
-  const auto at = [&](int batch) { return batch < 0 ? Duration{0} : done[batch]; };
-  for (int cycle = 1; cycle <= 4 && 2 * cycle <= last; ++cycle) {
-    const Duration growth = at(last) - at(last - cycle);
-    if (growth == at(last - cycle) - at(last - 2 * cycle)) return {divided(growth, cycle), true};
-  }
-  return {last > 0 ? at(last) - at(last - 1) : at(0), false};
+  const int last =
+      std::max(0, schedule.num_batches() - 1 - drain_of(schedule.num_ranks(), schedule.num_microbatches()));
+  if (last == 0) return {done[0], false};
+  const int cycle = cycle_of(schedule.num_ranks(), schedule.num_microbatches());
+  const int window = std::max(std::min(last, cycle), last / 2 / cycle * cycle);
+  return {divided(done[last] - done[last - window], window), false};
 }
 
 }  // namespace sluice::sim

@@ -15,15 +15,17 @@ namespace sluice::sim {
 // constant once two successive values are equal. Precondition: the schedule flushes.
 Duration repeated_period(const OpGraph& graph, const Prices& prices);
 
-// Time per batch of a schedule without a flush, from the batches that it spans: the growth, from batch to batch, of the
-// time at which the last gradient ends, before the pipeline begins to drain. `constant`: it no longer changed.
+// Time per batch of a schedule without a flush, from the batches that it spans. `constant`: over some number of batches
+// everything in as many batches as an op depends on is later by the same time, so that it is in all batches that follow
+// alike. Otherwise the mean growth per batch over about half of the batches before the drain, in whole cycles of p /
+// gcd(p, m) batches, after which transfers between p ranks meet the same microbatches of a batch.
 struct BatchGrowth {
   Duration period{};
   bool constant = false;
 };
 BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline);
 
-// Number of batches that a schedule without a flush must span for `batch_growth` to exclude warm-up and drain.
+// Number of batches that a schedule without a flush should span for `batch_growth` to exclude warm-up and drain.
 int batches_for_growth(int num_ranks, int num_microbatches);
 
 }  // namespace sluice::sim

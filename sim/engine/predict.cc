@@ -2,40 +2,35 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
+#include <utility>
 
-#include "model/schedule/family.h"
 #include "model/workload/transformer.h"
 #include "sim/engine/engine.h"
+#include "sim/engine/lengthen.h"
 #include "sim/engine/period.h"
 
 namespace sluice::sim {
 namespace {
 
-// Whether the schedule is the one that the scenario's family builds, so that it can be built for more batches.
-bool built_by_family(const Setup& setup) {
-  const std::string& name = setup.scenario().schedule;
-  return !names_file(name) && name != kAutomatic && find_family(name).name == setup.schedule().family();
-}
-
 Duration period_of(const Setup& setup, const Prediction& prediction) {
   const Schedule& schedule = setup.schedule();
   if (schedule.weight_policy() == WeightPolicy::flush) return repeated_period(setup.graph(), prediction.prices);
-  const BatchGrowth growth = batch_growth(setup.graph(), prediction.timeline);
-  if (growth.constant || !built_by_family(setup)) return growth.period;
+  BatchGrowth growth = batch_growth(setup.graph(), prediction.timeline);
   // Too few batches to see past the warm-up and drain phases: simulate more of them.
-  Scenario longer = setup.scenario();
-  BatchGrowth last = growth;
+  Scenario scenario = setup.scenario();
   int batches =
       std::max(schedule.num_batches() + 1, batches_for_growth(schedule.num_ranks(), schedule.num_microbatches()));
-  for (int round = 0; round < 3 && !last.constant; ++round, batches *= 2) {
-    longer.batches = batches;
-    if (static_cast<double>(batches) / schedule.num_batches() * static_cast<double>(schedule.num_ops()) > 2e7) break;
-    const Setup more(longer);
+  for (int round = 0; round < 5 && !growth.constant; ++round, batches *= 2) {
+    std::optional<Schedule> longer = lengthened(schedule, batches);
+    if (!longer) break;
+    scenario.batches = longer->num_batches();
+    const Setup more(scenario, std::move(*longer));
     Prices prices = price(more.graph(), more.cost());
     slow_down(more.graph(), setup.scenario().perturbation, prices);
-    last = batch_growth(more.graph(), simulate(more.graph(), prices));
+    growth = batch_growth(more.graph(), simulate(more.graph(), prices));
   }
-  return last.period;
+  return growth.period;
 }
 
 double sequences_of(const Setup& setup) {

@@ -1,12 +1,18 @@
 #include "sim/simulator.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
 #include <string>
 
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "model/schedule/schedule_file.h"
+#include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
 
 namespace sluice::test {
@@ -58,6 +64,48 @@ TEST(Simulator, PredictsAScheduleWithoutAFlushThatNoFamilyBuilt) {
   const Prediction prediction = Simulator(Scenario{}, Schedule(std::move(parts))).predict();
   EXPECT_EQ(prediction.iteration, prediction.period);
   EXPECT_GT(prediction.period, Duration::zero());
+}
+
+// Without a flush, the period is the growth per batch of a long run over whole cycles of p / gcd(p, m) batches, for a
+// family, for its file, and for a list of no family that shows its steady state.
+TEST(Simulator, PredictsThePeriodOfALongRunWithoutAFlush) {
+  std::mt19937 random(3);
+  const auto draw = [&](int low, int high) { return static_cast<int>(random() % (high - low + 1)) + low; };
+  for (int i = 0; i < 200; ++i) {
+    const bool two_versions = i % 2 == 0;
+    const int p = draw(2, 7);
+    const int m = draw(two_versions ? p - 1 : 1, 12);
+    const auto tenths = [&](int low, int high) { return draw(low, high) / 10.0; };
+    const nlohmann::json cost = {{"kind", "uniform"},
+                                 {"f", tenths(1, 30)},
+                                 {"b", tenths(1, 30)},
+                                 {"w", tenths(1, 30)},
+                                 {"comm", i % 3 == 0 ? tenths(20, 60) : tenths(0, 9)},
+                                 {"optimizer", tenths(0, 5)}};
+    const nlohmann::json document = {{"schema", "sluice.scenario/1"}, {"cost", cost}};
+    const Scenario scenario = parse_scenario(document.dump());
+    const auto schedule = [&](int batches) {
+      return make_schedule(find_family(two_versions ? "pipedream-2bw" : "pipedream"),
+                           {.ranks = p, .microbatches = m, .batches = batches});
+    };
+    const int cycle = p / std::gcd(p, m);
+    const auto makespan = [&](int batches) {
+      const model::Setup setup(scenario, schedule(batches));
+      return measure(setup.graph(), simulate(setup.graph(), price(setup.graph(), setup.cost()))).makespan.count();
+    };
+    const std::int64_t growth = makespan(300 + 2 * cycle) - makespan(300);
+    const std::int64_t period = (growth + cycle) / (2 * cycle);
+    SCOPED_TRACE(fmt::format("p {} m {} {}", p, m, document.dump()));
+    const int shown = (2 * p + 2 + m) / m;  // batches that show the steady state
+    for (const int batches : {1, 4, shown}) {
+      EXPECT_EQ(Simulator(scenario, schedule(batches)).predict().period.count(), period) << batches;
+    }
+    Schedule saved = schedule_from_json(schedule_to_json(schedule(1)), "file");
+    EXPECT_EQ(Simulator(scenario, std::move(saved)).predict().period.count(), period);
+    ScheduleParts parts = schedule(shown).parts();
+    parts.family = "custom";
+    EXPECT_EQ(Simulator(scenario, Schedule(std::move(parts))).predict().period.count(), period);
+  }
 }
 
 }  // namespace
