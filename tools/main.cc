@@ -232,7 +232,7 @@ int run(int argc, char** argv) {
   if (const std::string error = empty_value(active(app)); !error.empty()) return report_error(error, kWrongInput);
   const auto chosen =
       std::find_if(commands.begin(), commands.end(), [](const Subcommand& each) { return each.parser->parsed(); });
-  check_outputs(*chosen->parser);
+  protect_files(*chosen->parser);
   try {
     return chosen->run();
   } catch (const DoesNotFit&) {

@@ -20,6 +20,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
+#include "model/input/protected_files.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
@@ -253,6 +254,7 @@ void CheckpointWriter::commit() {
 // --- reading ---------------------------------------------------------------------------------------------------------
 
 CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
+  note_input(path, true);
   map();
   try {
     read_header();

@@ -15,6 +15,7 @@
 #include "exec/watch/process_state.h"
 #include "exec/watch/recorder_layout.h"
 #include "model/errors.h"
+#include "model/input/protected_files.h"
 
 namespace sluice::exec {
 namespace {
@@ -51,6 +52,7 @@ RecordedVertex recorded(const OpGraph& graph, VertexId v) {
 // Creates and maps a file of the size of the layout under a temporary name. Its blocks are allocated here, so that a
 // full disk is an error now and not a SIGBUS at a later store.
 void* map_new_file(const std::string& path, std::string& temporary) {
+  check_replaceable(path);
   temporary = path + ".new";
   ::unlink(temporary.c_str());  // left over by a worker that died while creating it
   const int fd = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

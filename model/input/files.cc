@@ -17,6 +17,7 @@
 
 #include "model/errors.h"
 #include "model/input/file_set.h"
+#include "model/input/protected_files.h"
 
 namespace sluice::model {
 namespace {
@@ -91,6 +92,7 @@ std::string read_file(const std::string& path, std::int64_t max_bytes) {
   if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder, expected a file");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(path, "cannot open", errno);
+  note_input(path);
   std::string content;
   char buffer[1 << 16];
   while (in.read(buffer, sizeof buffer) || in.gcount() > 0) {
@@ -146,6 +148,7 @@ WholeFile::WholeFile(std::string path) : path_(std::move(path)), target_(path_) 
   const fs::file_status status = fs::status(path_, error);
   if (fs::is_directory(status)) throw InputError(path_ + ": is a folder, expected a file name");
   if (fs::exists(status) && !fs::is_regular_file(status)) throw InputError(path_ + ": expected a regular file");
+  check_replaceable(path_);
   if (fs::exists(status)) {
     target_ = fs::canonical(path_).string();
   } else if (fs::is_symlink(fs::symlink_status(path_, error))) {
@@ -220,6 +223,7 @@ void FileSet::write(const std::string& name, const std::function<void(const Byte
   if (std::filesystem::is_directory(prefix_ + name, error)) {
     throw InputError(prefix_ + name + ": is a folder, expected a file name");
   }
+  check_replaceable(prefix_ + name, true);
   if (folder_.empty()) {
     folder_ = under_new_name(prefix_ + name, prefix_,
                              [](const std::string& folder) { return ::mkdir(folder.c_str(), 0777) == 0; });

@@ -654,9 +654,10 @@ TEST(CommandErrors, AnOutputIsNotAnInputOrAnotherOutput) {
   }
   std::filesystem::remove("1f1b");
   std::filesystem::current_path("/");
-  expect_refused({"calibrate", "rows.csv=" + scenario, "-o", scenario}, 2,
+  const std::string rows = write(folder, "rows.csv", "gbs,iteration_ms\n8,1\n");
+  expect_refused({"calibrate", rows + "=" + scenario, "-o", scenario}, 2,
                  "--output: '" + scenario + "' is also the input '" + scenario + "'");
-  EXPECT_EQ(folder.num_files(), 2);
+  EXPECT_EQ(folder.num_files(), 3);
   EXPECT_EQ(run_sluice({"simulate", scenario, "--trace", "/dev/null", "--svg", "/dev/null"}).exit_code, 0);
 }
 

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const char* const kRun = "simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1";
+const char* const kReportedRun = "simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1";
 
 CommandResult run(const std::string& flags, const std::vector<std::string>& more) {
   std::vector<std::string> arguments = words(flags);
@@ -26,10 +26,10 @@ CommandResult run(const std::string& flags, const std::vector<std::string>& more
 TEST(ReportCommand, WritesThePageWithoutChangingTheOutput) {
   const TemporaryFolder folder;
   const std::string path = folder.path("it's a report.html");
-  const CommandResult result = run(kRun, {"--report", path});
+  const CommandResult result = run(kReportedRun, {"--report", path});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err, "");
-  EXPECT_EQ(result.out, run(kRun, {}).out);
+  EXPECT_EQ(result.out, run(kReportedRun, {}).out);
   const std::string text = read_file(path);
   // (m + p - 1)(f + x) = 33 s, of it 9 s idle; half of that before the first backwards, half after the last forwards.
   EXPECT_THAT(text, HasSubstr("<dt>Iteration</dt><dd><strong>33 s</strong>"));
@@ -37,7 +37,7 @@ TEST(ReportCommand, WritesThePageWithoutChangingTheOutput) {
               HasSubstr("<strong>27.3 %</strong><small>idle fraction of all rank time: warm-up 50 %, drain 50 %"));
   // The printed command line can be pasted into a shell.
   const std::string quoted = "&#39;" + folder.path("it") + "&#39;\\&#39;&#39;s a report.html&#39;";
-  EXPECT_THAT(text, HasSubstr(">sluice " + std::string(kRun) + " --report " + quoted + "</pre>"));
+  EXPECT_THAT(text, HasSubstr(">sluice " + std::string(kReportedRun) + " --report " + quoted + "</pre>"));
   EXPECT_EQ(columns_of(text, 0).header.at("makespan"), 33'000'000'000);
 }
 
@@ -62,7 +62,7 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   const TemporaryFolder folder;
   const std::string path = folder.path("r.html");
   // ZB-H1: m (f + b + w) + (p - 1) max(f + b - w, b, f) = 27 s.
-  ASSERT_EQ(run(kRun, {"--report", path, "--compare-with", "zb-h1"}).exit_code, 0);
+  ASSERT_EQ(run(kReportedRun, {"--report", path, "--compare-with", "zb-h1"}).exit_code, 0);
   std::string text = read_file(path);
   EXPECT_THAT(text, HasSubstr("<strong>33 s</strong></dd>"));
   EXPECT_THAT(text, HasSubstr("<strong>27 s</strong> <span class=\"change\">-18.2 %</span></dd>"));
@@ -79,7 +79,7 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   // Flags do not apply to the second scenario: GPipe with p = 2, m = 3 takes (3 + 2 - 1) 3 = 12 s.
   write_file_whole(folder.path("s.json"),
                    R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 3}, "schedule": "gpipe"})");
-  ASSERT_EQ(run(kRun, {"--report", path, "--compare-with", folder.path("s.json")}).exit_code, 0);
+  ASSERT_EQ(run(kReportedRun, {"--report", path, "--compare-with", folder.path("s.json")}).exit_code, 0);
   text = read_file(path);
   EXPECT_EQ(columns_of(text, 0).header.at("ranks"), 4);
   EXPECT_EQ(columns_of(text, 1).header.at("ranks"), 2);
@@ -113,19 +113,20 @@ TEST(ReportCommand, SchedulesAreNamedByTheirFilesOrAuto) {
 // The flags of the search belong to the automatic schedule, which is the second run.
 TEST(ReportCommand, ComparesWithASearchThatHasItsOwnFlags) {
   const TemporaryFolder folder;
-  const CommandResult result = run(
-      kRun, {"--report", folder.path("r.html"), "--compare-with", "auto", "--time-budget", "0", "--memory-cap", "9mb"});
+  const CommandResult result = run(kReportedRun, {"--report", folder.path("r.html"), "--compare-with", "auto",
+                                                  "--time-budget", "0", "--memory-cap", "9mb"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, run(kRun, {}).out);
+  EXPECT_EQ(result.out, run(kReportedRun, {}).out);
   EXPECT_THAT(read_file(folder.path("r.html")), HasSubstr(" against auto, "));
-  EXPECT_THAT(run(kRun, {"--report", folder.path("r.html"), "--compare-with", "gpipe", "--time-budget", "0"}).err,
-              HasSubstr("--time-budget: only valid for the automatic schedule"));
+  EXPECT_THAT(
+      run(kReportedRun, {"--report", folder.path("r.html"), "--compare-with", "gpipe", "--time-budget", "0"}).err,
+      HasSubstr("--time-budget: only valid for the automatic schedule"));
 }
 
 TEST(ReportCommand, InvalidFlagsAreRejected) {
   const TemporaryFolder folder;
   const auto refused = [&](const std::vector<std::string>& more) {
-    const CommandResult result = run(kRun, more);
+    const CommandResult result = run(kReportedRun, more);
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_EQ(result.out, "");
     EXPECT_EQ(folder.num_files(), 0);

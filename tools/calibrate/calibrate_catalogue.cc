@@ -223,8 +223,9 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   FitReport report(request.json);
   std::map<std::string, MeasuredLink> links;
   std::vector<std::string> unknown;
-  for (const std::string& path : request.tables) {
-    const CsvTable table = read_csv(path);
+  std::vector<CsvTable> tables;
+  for (const std::string& path : request.tables) tables.push_back(read_csv(path));  // before one is written
+  for (const CsvTable& table : tables) {
     if (has_measured_kernels(table)) {
       const std::vector<std::string> known = catalogue_gpus();
       for (const auto& [name, measured] : read_measured_kernels(table)) {
@@ -253,7 +254,7 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
         }
       }
     } else {
-      throw InputError(path + ": header: expected a table of kernels or collectives, like the first table");
+      throw InputError(table.source() + ": header: expected a table of kernels or collectives, like the first table");
     }
   }
   for (const auto& [name, measured] : links) {

@@ -20,8 +20,8 @@ inline constexpr const char* kNameOrFile = "TEXT:name or file";
 CLI::Option* add_output(CLI::App& command, const std::string& flags, std::string& value,
                         const std::string& description);
 
-// Refuses an output that is the same file as another output or as a file that the command reads; a checkpoint may
-// replace the one that it continues. Throws InputError naming the flags.
-void check_outputs(const CLI::App& command);
+// Protects the files that the command reads from its outputs, and these from each other
+// (model/input/protected_files.h). Throws InputError naming the flags of two outputs that are one file.
+void protect_files(const CLI::App& command);
 
 }  // namespace sluice::tools

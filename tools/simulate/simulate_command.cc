@@ -81,16 +81,20 @@ void write_trace(const SimulateOptions& options, const Setup& setup, const Predi
   write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
 }
 
-// Writes the figure and the report of one run or two.
-void write_pictures(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
-  std::optional<SimulatedRun> second;
-  if (!options.compare_with.empty()) {
-    second = second_run(options.compare_with, options.flags->document(options.file), options.file);
-    print_message(calibration_warning(second->setup->scenario()));
-    if (!second->adapted.empty()) {
-      print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(second->adapted, ", ")));
-    }
+// Returns the run of --compare-with, if there is one.
+std::optional<SimulatedRun> compared_run(const SimulateOptions& options) {
+  if (options.compare_with.empty()) return std::nullopt;
+  SimulatedRun second = second_run(options.compare_with, options.flags->document(options.file), options.file);
+  print_message(calibration_warning(second.setup->scenario()));
+  if (!second.adapted.empty()) {
+    print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(second.adapted, ", ")));
   }
+  return second;
+}
+
+// Writes the figure and the report of one run or two.
+void write_pictures(const SimulateOptions& options, const Setup& setup, const Prediction& prediction,
+                    const std::optional<SimulatedRun>& second) {
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
     if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
@@ -132,6 +136,7 @@ int simulate_one(const SimulateOptions& options) {
   if (!options.explain_memory.empty()) {
     memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);
   }
+  const std::optional<SimulatedRun> second = compared_run(options);  // all files are read before one is written
   if (!options.trace.empty()) write_trace(options, setup, prediction);
   if (!options.chakra.empty()) {
     const Training& training = setup.scenario().training;
@@ -144,7 +149,7 @@ int simulate_one(const SimulateOptions& options) {
     write_file_whole(options.ops,
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
-  if (pictures) write_pictures(options, setup, prediction);
+  if (pictures) write_pictures(options, setup, prediction, second);
   print_message(calibration_warning(setup.scenario()));
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;

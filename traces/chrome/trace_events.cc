@@ -15,6 +15,7 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/input/protected_files.h"
 
 namespace sluice::traces {
 namespace {
@@ -316,6 +317,7 @@ struct FirstEvent {};
 TraceSource::TraceSource(const std::string& path) : name_(path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder, expected a file");
+  note_input(path);
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd_ < 0) throw InputError(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
 }
