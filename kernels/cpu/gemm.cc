@@ -10,6 +10,14 @@
 extern "C" void openblas_set_num_threads(int count);
 extern "C" char* openblas_get_config();
 extern "C" char* openblas_get_corename();
+#if SLUICE_OPENBLAS_LINKED
+#include <cstdlib>
+#else
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include "model/errors.h"
+#endif
 #else
 #include <Eigen/Core>
 #endif
@@ -19,19 +27,50 @@ namespace {
 
 #if SLUICE_OPENBLAS
 
+#if SLUICE_OPENBLAS_LINKED
+// Before OpenBLAS starts a thread per core, which commands that multiply nothing would have, too.
+[[gnu::constructor(101)]] void start_no_blas_threads() { setenv("OPENBLAS_NUM_THREADS", "1", 0); }
+#define SLUICE_BLAS(function) function
+#else
+// Loaded at the first use, since it takes memory and starts a thread per core.
+void* open_blas() {
+  for (const char* name : {"libopenblas.so.0", "libopenblas.so", SLUICE_OPENBLAS_FILE}) {
+    if (void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL); library != nullptr) return library;
+  }
+  throw InputError(fmt::format("OpenBLAS, which this program was built with, cannot be loaded: {}", dlerror()));
+}
+void* blas_library() {
+  static void* const library = open_blas();
+  return library;
+}
+template <class Function>
+Function* blas_function(const char* name) {
+  void* const found = dlsym(blas_library(), name);
+  if (found == nullptr) throw InputError(fmt::format("OpenBLAS has no function {}", name));
+  return reinterpret_cast<Function*>(found);
+}
+#define SLUICE_BLAS(function)                                                \
+  [] {                                                                       \
+    static auto* const found = blas_function<decltype(function)>(#function); \
+    return found;                                                            \
+  }()
+#endif
+
 int blas(std::int64_t size) { return static_cast<int>(size); }
 
 void blas_gemm(CBLAS_TRANSPOSE a_form, CBLAS_TRANSPOSE b_form, std::int64_t m, std::int64_t n, std::int64_t k,
                float scale, const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, Into into,
                float* out, std::int64_t out_stride) {
-  cblas_sgemm(CblasRowMajor, a_form, b_form, blas(m), blas(n), blas(k), scale, a, blas(a_stride), b, blas(b_stride),
-              into == Into::add ? 1.0F : 0.0F, out, blas(out_stride));
+  SLUICE_BLAS(cblas_sgemm)
+  (CblasRowMajor, a_form, b_form, blas(m), blas(n), blas(k), scale, a, blas(a_stride), b, blas(b_stride),
+   into == Into::add ? 1.0F : 0.0F, out, blas(out_stride));
 }
 void blas_gemm(CBLAS_TRANSPOSE a_form, CBLAS_TRANSPOSE b_form, std::int64_t m, std::int64_t n, std::int64_t k,
                double scale, const double* a, std::int64_t a_stride, const double* b, std::int64_t b_stride, Into into,
                double* out, std::int64_t out_stride) {
-  cblas_dgemm(CblasRowMajor, a_form, b_form, blas(m), blas(n), blas(k), scale, a, blas(a_stride), b, blas(b_stride),
-              into == Into::add ? 1.0 : 0.0, out, blas(out_stride));
+  SLUICE_BLAS(cblas_dgemm)
+  (CblasRowMajor, a_form, b_form, blas(m), blas(n), blas(k), scale, a, blas(a_stride), b, blas(b_stride),
+   into == Into::add ? 1.0 : 0.0, out, blas(out_stride));
 }
 
 #else
@@ -93,7 +132,7 @@ void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::in
 
 std::string blas_name() {
 #if SLUICE_OPENBLAS
-  return openblas_get_config();
+  return SLUICE_BLAS(openblas_get_config)();
 #else
   return "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
          std::to_string(EIGEN_MINOR_VERSION);
@@ -116,7 +155,7 @@ std::string faster_blas_kernels() {
 #if SLUICE_OPENBLAS && (defined(__x86_64__) || defined(__i386__))
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return faster_blas_kernels(openblas_get_corename(), openblas_get_config(), has_avx512);
+  return faster_blas_kernels(SLUICE_BLAS(openblas_get_corename)(), blas_name(), has_avx512);
 #else
   return "";
 #endif
@@ -124,7 +163,7 @@ std::string faster_blas_kernels() {
 
 void use_one_thread() {
 #if SLUICE_OPENBLAS
-  static const bool done = (openblas_set_num_threads(1), true);  // once: must not be called concurrently
+  static const bool done = (SLUICE_BLAS(openblas_set_num_threads)(1), true);  // once: must not be called concurrently
   static_cast<void>(done);
 #endif
 }

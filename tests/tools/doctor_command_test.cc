@@ -23,6 +23,17 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
+// It takes memory and starts a thread per core. (A program with the library inside, or without any, loads none.)
+TEST(Doctor, OpenBlasIsLoadedOnlyByCommandsThatMultiply) {
+  const auto loads = [](const std::vector<std::string>& arguments) {
+    return run_sluice(arguments, {"LD_DEBUG=files"}).err.find("libopenblas") != std::string::npos;
+  };
+  EXPECT_FALSE(loads({"simulate", "--schedule", "1f1b", "--pp", "2", "--microbatches", "2"}));
+  EXPECT_FALSE(loads({"schedules"}));
+  const std::string blas = json::parse(run_sluice({"doctor", "--json"}).out).at("cpu").at("blas").get<std::string>();
+  EXPECT_TRUE(loads({"doctor"}) || blas.starts_with("Eigen"));
+}
+
 TEST(Doctor, PrintsOneJsonDocument) {
   const auto began = std::chrono::steady_clock::now();
   const CommandResult result = run_sluice({"doctor", "--json"});
