@@ -34,8 +34,8 @@ def read_checkpoint(path):
         header = json.loads(file.read(length))
         data = file.read()
     metadata = header.pop("__metadata__")
-    if metadata.get("schema") != "sluice.checkpoint/1":
-        raise SystemExit(f"{path}: expected the schema sluice.checkpoint/1, got {metadata.get('schema')}")
+    if metadata.get("schema") not in ("sluice.checkpoint/1", "sluice.checkpoint/2"):
+        raise SystemExit(f"{path}: expected the schema sluice.checkpoint/2, got {metadata.get('schema')}")
     if metadata.get("optimizer") != "adam":
         raise SystemExit(f"{path}: expected a run with adam, got {metadata.get('optimizer')}")
     types = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}

@@ -35,6 +35,10 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostSteps = 1'000'000'000'000'000;  // steps of a run can be added to it
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr std::string_view kChecksum = "crc32.";
+constexpr std::string_view kOldSchema = "sluice.checkpoint/1";  // without the checksum of the header
+constexpr std::string_view kHeaderChecksum = "header_crc32";
+const std::string kHeaderMark = fmt::format("\"{}\":\"", kHeaderChecksum);  // before the digits
+constexpr std::size_t kDigits = 8;
 
 std::int64_t bytes_of(Precision precision) { return precision == Precision::float64 ? 8 : 4; }
 const std::string& dtype_name(Precision precision) {
@@ -81,6 +85,12 @@ std::uint32_t crc32_of(std::uint32_t before, const void* data, std::size_t bytes
   return static_cast<std::uint32_t>(::crc32_z(before, static_cast<const unsigned char*>(data), bytes));
 }
 
+// Returns the checksum of a header, with zeros in the place of the digits at `digits`.
+std::string header_checksum(std::string header, std::size_t digits) {
+  header.replace(digits, kDigits, kDigits, '0');
+  return checksum_text(crc32_of(0, header.data(), header.size()));
+}
+
 }  // namespace
 
 // --- writing ---------------------------------------------------------------------------------------------------------
@@ -104,8 +114,10 @@ struct CheckpointWriter::Tensor {
 
 CheckpointWriter::CheckpointWriter(const std::string& model, std::int64_t step, CheckpointMetadata extra)
     : metadata_(std::move(extra)) {
-  const CheckpointMetadata own = {
-      {"schema", std::string(kCheckpointSchema)}, {"model", model}, {"step", std::to_string(step)}};
+  const CheckpointMetadata own = {{"schema", std::string(kCheckpointSchema)},
+                                  {"model", model},
+                                  {"step", std::to_string(step)},
+                                  {std::string(kHeaderChecksum), std::string(kDigits, '0')}};
   for (const auto& [key, value] : own) {
     if (!metadata_.emplace(key, value).second) throw std::logic_error("reserved metadata key of a checkpoint: " + key);
   }
@@ -175,6 +187,8 @@ std::string CheckpointWriter::header() const {
   std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (std::ssize(text) > kMaxHeaderBytes) throw std::logic_error("checkpoint: header too long");
+  const std::size_t digits = text.find(kHeaderMark) + kHeaderMark.size();
+  text.replace(digits, kDigits, header_checksum(text, digits));
   return text;
 }
 
@@ -302,6 +316,9 @@ void CheckpointReader::read_header() {
   }
   const std::string_view text(reinterpret_cast<const char*>(file_) + kLengthBytes, length);
   if (text.front() != '{') fail("not a checkpoint: its header does not begin with '{'");
+  const std::size_t mark = text.find(kHeaderMark);
+  const bool checked = mark != std::string_view::npos;
+  if (checked) check_header(text, mark + kHeaderMark.size());
   const Json json = parse_json(text, path_ + ": header");
   const JsonReader header(json, path_ + ": header");
 
@@ -310,7 +327,10 @@ void CheckpointReader::read_header() {
   if (!metadata.json().is_object()) metadata.fail("expected an object");
   for (const auto& [key, value] : metadata.json().items()) metadata_[key] = metadata.string(key);
   const std::string schema = metadata.string("schema");
-  if (schema != kCheckpointSchema) metadata.at("schema").fail(fmt::format("expected \"{}\"", kCheckpointSchema));
+  if (schema != kCheckpointSchema && schema != kOldSchema) {
+    metadata.at("schema").fail(fmt::format("expected \"{}\"", kCheckpointSchema));
+  }
+  if (schema == kCheckpointSchema && !checked) metadata.string(std::string(kHeaderChecksum));
   metadata.string("model");
   const std::string step = metadata.string("step");
   const auto [rest, error] = std::from_chars(step.data(), step.data() + step.size(), step_);
@@ -340,10 +360,20 @@ void CheckpointReader::read_header() {
     tensors_.emplace(name, std::move(tensor));
   }
   check_places(file_bytes_ - first_byte_);
-  read_checksums();
+  read_checksums(checked);
 }
 
-void CheckpointReader::read_checksums() {
+void CheckpointReader::check_header(std::string_view header, std::size_t digits) const {
+  const std::string_view expected = header.substr(digits, kDigits);
+  if (expected.size() < kDigits) fail("header: truncated");
+  const std::string checksum = header_checksum(std::string(header), digits);
+  if (checksum != expected) {
+    fail(fmt::format("header: damaged: its checksum is {}, expected {}", checksum, expected));
+  }
+}
+
+void CheckpointReader::read_checksums(bool required) {
+  int found = 0;
   for (const auto& [key, text] : metadata_) {
     if (!key.starts_with(kChecksum)) continue;
     const std::string where = fmt::format("header: /{}/{}", kMetadata, key);
@@ -355,6 +385,11 @@ void CheckpointReader::read_checksums() {
       fail(where + ": expected eight hexadecimal digits");
     }
     tensor->second.checksum = checksum;
+    ++found;
+  }
+  if (found == 0 && !required) return;
+  for (const auto& [name, tensor] : tensors_) {
+    if (!tensor.checksum) fail(fmt::format("header: /{}/{}{}: required key is missing", kMetadata, kChecksum, name));
   }
 }
 

@@ -22,8 +22,10 @@ namespace sluice::exec {
 // and contiguous. Tensors have the global names of Parameter, with a suffix for optimizer states (".exp_avg", ...), and
 // are stored whole, so that a run can resume with other pipeline, tensor and data parallelism. A parameter with one
 // column is a vector. The __metadata__ of the header has the keys "schema", "model" and "step", those passed by the
-// writer, and "crc32.TENSOR" with the CRC-32 of each tensor's bytes as eight hexadecimal digits.
-inline constexpr std::string_view kCheckpointSchema = "sluice.checkpoint/1";
+// writer, "crc32.TENSOR" with the CRC-32 of each tensor's bytes as eight hexadecimal digits, and "header_crc32" with
+// that of the header, in which these eight digits are zeros. Files of sluice.checkpoint/1, without the latter, are
+// read.
+inline constexpr std::string_view kCheckpointSchema = "sluice.checkpoint/2";
 
 using CheckpointMetadata = std::map<std::string, std::string>;
 
@@ -100,7 +102,10 @@ class CheckpointReader {
 
   void map();
   void read_header();
-  void read_checksums();
+  // The digits of the header's checksum are at byte `digits` of it.
+  void check_header(std::string_view header, std::size_t digits) const;
+  // Requires the checksums of all tensors, or, in old files, of none.
+  void read_checksums(bool required);
   void check_places(std::int64_t bytes) const;
   void check_data(const std::string& name, const Tensor& tensor) const;
   [[noreturn]] void fail(const std::string& what) const;

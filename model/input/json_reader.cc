@@ -71,7 +71,7 @@ Json parse_json(std::string_view text, const std::string& source) {
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line .., column ..: why"
     const std::size_t why = what.find(": ");
     what = why == std::string::npos ? what : what.substr(why + 2);
-    throw InputError(fmt::format("{}: {}: not JSON: {}", source, place_of(text, error.byte), what));
+    throw InputError(fmt::format("{}: {}: not JSON: {}", source, place_of(text, error.byte), printable(what)));
   } catch (const Json::out_of_range& error) {
     throw InputError(fmt::format("{}: not JSON: a number is out of range", source));
   }

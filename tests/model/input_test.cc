@@ -16,6 +16,7 @@
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 #include "model/input/numbers.h"
+#include "model/input/printable.h"
 #include "model/units.h"
 #include "tests/support/command.h"
 
@@ -76,6 +77,16 @@ TEST(Json, RefusesNamesThatATerminalWouldObey) {
         << key;
   }
   EXPECT_EQ(error_of([] { parse_json("{\"a\x7f\": 1}", "x"); }), "x: key \"a\\x7f\" has control characters");
+}
+
+TEST(Printable, EscapesWhatIsNotText) {
+  EXPECT_EQ(printable("caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"), "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  EXPECT_EQ(printable("a\x1b[2J\xc2\x9b\n\xff"), "a\\x1b[2J\\x9b\n\\xff");
+  // Truncated, overlong, a surrogate, beyond the last code point.
+  EXPECT_EQ(printable("\xc3", true), "\\xc3");
+  EXPECT_EQ(printable("\xc0\xaf\xe0\x80\xaf"), "\\xc0\\xaf\\xe0\\x80\\xaf");
+  EXPECT_EQ(printable("\xed\xa0\x80\xf4\x90\x80\x80"), "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80");
+  EXPECT_EQ(error_of([] { parse_json("{\"a\xff\": 1}", "x"); }).find('\xff'), std::string::npos);
 }
 
 TEST(Nearest, FindsOnlyLikelyTypos) {

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <iterator>
 
+#include "model/input/printable.h"
+
 namespace sluice::traces {
 namespace {
 
@@ -24,21 +26,9 @@ constexpr std::array<int, 95> kThousandths = {
 
 // Returns the length in bytes of the first character of `text`; 0 if it is invalid UTF-8 or not allowed in XML 1.0.
 std::size_t character_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) -> unsigned {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  const unsigned first = byte(0);
-  if (first < 0x80) return first >= 0x20 || first == '\t' || first == '\n' || first == '\r' ? 1 : 0;
-  const std::size_t length = first < 0xC2 || first > 0xF4 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  unsigned value = length == 0 ? 0 : first & (0xFFU >> (length + 1));
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0U) != 0x80U) return 0;
-    value = value << 6U | (byte(i) & 0x3FU);
-  }
-  // Overlong encodings, surrogates, noncharacters, beyond the last code point.
-  if ((length == 3 && value < 0x800) || (length == 4 && value < 0x10000)) return 0;
-  if ((value >= 0xD800 && value < 0xE000) || value == 0xFFFE || value == 0xFFFF || value > 0x10FFFF) return 0;
-  return length;
+  const auto first = static_cast<unsigned char>(text[0]);
+  if (first < 0x20 && first != '\t' && first != '\n' && first != '\r') return 0;
+  return utf8_length(text);
 }
 
 double rounded(double length) { return std::round(length * 100) / 100; }
