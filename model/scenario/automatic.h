@@ -29,7 +29,8 @@ std::int64_t parse_bytes(const std::string& text, const std::string& place);
 struct AutomaticChoices {
   MemoryCap cap;
   std::string placement = "any";  // linear, looped, v or any
-  double seconds = 10;            // time limit of the search
+  double seconds = 60;            // time limit of the search
+  std::int64_t evaluations = 0;   // limit of the orders that it times; 0: by the number of ops
 };
 
 }  // namespace sluice::model

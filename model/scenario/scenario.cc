@@ -446,7 +446,7 @@ class Reading {
 
   void read_automatic(JsonReader& schedule) {
     AutomaticChoices& choices = scenario_.automatic;
-    for (const char* key : {"memory_cap", "placement", "time_budget_s"}) {
+    for (const char* key : {"memory_cap", "placement", "time_budget_s", "evaluations"}) {
       if (schedule.has(key) && scenario_.schedule != kAutomatic) {
         schedule.at(key).fail("only valid for the automatic schedule (auto)");
       }
@@ -457,6 +457,7 @@ class Reading {
     }
     choices.placement = schedule.string_or("placement", choices.placement);
     if (schedule.has("time_budget_s")) choices.seconds = schedule.at("time_budget_s").json().get<double>();
+    choices.evaluations = schedule.integer_or("evaluations", 1, 1'000'000'000, 0);
   }
 
   // Slices of equal FLOPs, in multiples that suit attention kernels if the sequence is long enough, or of equal length.

@@ -8,17 +8,15 @@
 namespace sluice::model {
 namespace {
 
-constexpr double kCount = 1'000'000'000;
-constexpr double kSize = 1 << 24;  // of hidden and feed-forward sizes, and of GPUs
+constexpr double kCount = 1'000'000'000, kSize = 1 << 24;  // the latter of hidden and feed-forward sizes, and of GPUs
 
 // What costs of ops follow from.
 constexpr Commands kPrices = kSimulate | kPlan | kSlice | kWeave | kKernels;
 constexpr Commands kSizes = kSimulate | kSlice | kWeave | kRun | kKernels;
-constexpr Commands kOrders = kSizes | kSchedule;
+constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedule;
 // Commands that offer flags for all that they read; the others offer what most people need.
 constexpr Commands kFull = kSimulate | kKernels;
-constexpr Commands kAll = kFull | kPlan | kWeave;
-constexpr Commands kMost = kAll | kRun;
+constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
 
 constexpr const char* kScheduleGroup = "Schedule";
 constexpr const char* kAutomaticGroup = "Automatic schedule (--schedule auto)";
@@ -67,6 +65,7 @@ constexpr const char* kLatent = R"({"model": {"multi_latent_attention": true, "k
 constexpr const char* kOverlappedReduction =
     R"({"parallelism": {"vpp": 2, "distributed_optimizer": true, "overlap_grad_reduce": true},)"
     R"( "schedule": {"name": "interleaved-1f1b"}})";
+constexpr const char* kHardToSchedule = R"({"schedule": {"name": "auto", "memory_cap": "5mb"}})";
 constexpr const char* kAutomaticSchedule = R"({"schedule": {"name": "auto", "time_budget_s": 0.2}})";
 constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
 constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
@@ -152,17 +151,19 @@ constexpr Setting kSettings[] = {
      .help = "Memory limit per rank: bytes (60GiB), or activations of a number of microbatches (3mb), each held from "
          "its F until its B or W ends",
      .details = "From bytes, reserved memory and the allocator's overhead are subtracted; they need a model.",
-     .reads = kSimulate | kSchedule, .offers = kSimulate | kSchedule, .example = R"("3mb")",
-     .with = kAutomaticSchedule},
-    {.pointer = "/schedule/time_budget_s", .kind = SettingKind::real, .low = 0, .high = 1e6, .fallback = "10",
-     .flags = "--time-budget", .group = kAutomaticGroup, .help = "Search time in seconds, {}",
-     .details = "The search stops earlier if the bound is met or after a long time without improvement.",
-     .reads = kSimulate | kSchedule, .offers = kSimulate | kSchedule, .example = "0.01",
-     .with = R"({"schedule": {"name": "auto", "memory_cap": "5mb"}})"},
-    {.pointer = "/schedule/placement", .kind = SettingKind::word, .words = "any,linear,looped,v",
-     .fallback = R"("any")", .flags = "--placement", .group = kAutomaticGroup,
+     .reads = kSearches, .offers = kSearches, .example = R"("3mb")", .with = kAutomaticSchedule},
+    {.pointer = "/schedule/evaluations", .low = 1, .high = kCount, .fallback = "2 x 10^9 / the number of ops",
+     .flags = "--evaluations", .group = kAutomaticGroup, .help = "Number of orders that the search times, {}",
+     .details = "Fewer if the bound is met or after long without improvement. Equal seeds give equal results.",
+     .reads = kSearches, .offers = kSearches, .example = "5", .with = kHardToSchedule},
+    {.pointer = "/schedule/time_budget_s", .kind = SettingKind::real, .low = 0, .high = 1e6, .fallback = "60",
+     .flags = "--time-budget", .group = kAutomaticGroup, .help = "Limit of the search time in seconds, {}",
+     .details = "A search that reaches it depends on the machine, and the output names it.", .reads = kSearches,
+     .offers = kSearches, .example = "0.01", .with = kHardToSchedule},
+    {.pointer = "/schedule/placement", .kind = SettingKind::word, .words = "any,linear,looped,v", .fallback = R"("any")",
+     .flags = "--placement", .group = kAutomaticGroup,
      .help = "Placement of stages: linear, looped, v or any; without --vpp, any tries one and two chunks per rank",
-     .reads = kSimulate | kSchedule, .offers = kSimulate | kSchedule, .example = R"("v")", .with = kAutomaticSchedule},
+     .reads = kSearches, .offers = kSearches, .example = R"("v")", .with = kAutomaticSchedule},
     {.pointer = "/parallelism/tp", .place = at<&Training::tp>, .low = 1, .high = 4096, .fallback = "1",
      .flags = "--tp,--tensor-model-parallel-size", .group = kParallelGroup,
      .help = "Number of tensor-parallel ranks, {}", .reads = kSizes, .offers = kSizes | kComplete, .common = true,

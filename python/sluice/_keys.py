@@ -26,6 +26,7 @@ class SizeKeys(TypedDict, total=False):
     slice_lengths: Sequence[int]
     batches: int
     memory_cap: str
+    evaluations: int
     time_budget: float
     placement: str
     tp: int

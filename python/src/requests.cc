@@ -71,7 +71,8 @@ std::tuple<std::vector<std::int64_t>, std::string> slice(const ScenarioDocument&
   request.file = scenario.file();
   const nlohmann::json document = scenario.complete();
   SliceCut cut;
-  static_cast<void>(about(scenario, [&](const std::atomic<bool>&) {
+  static_cast<void>(about(scenario, [&](const std::atomic<bool>& stop) {
+    request.stop = &stop;
     cut = cut_slices(request, document);
     return std::string();
   }));

@@ -24,7 +24,30 @@ constexpr std::size_t kMostElite = 6;  // per placement
 constexpr std::int64_t kSearches = 2;  // concurrently, independent of the number of cores, for equal results on all
 constexpr std::int64_t kFirstMoves = 2000;
 constexpr std::int64_t kMostMoves = 400'000;
+constexpr std::int64_t kSpare = 8;  // evaluations of the searches of a generation besides their moves
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
+
+// What is left for a search.
+class Allowance {
+ public:
+  explicit Allowance(const AutoOptions& options)
+      : options_(options), begin_(Clock::now()), left_(options.evaluations) {}
+
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  bool interrupted() const { return options_.stop != nullptr && *options_.stop; }
+  bool is_late() const { return interrupted() || elapsed() >= options_.seconds; }
+  // Late for the first result, too, which takes less than a second but for large problems.
+  bool is_overdue() const { return interrupted() || elapsed() >= options_.seconds + 1; }
+  bool is_spent() const { return left_ <= 0; }
+  std::int64_t left() const { return left_; }
+  std::int64_t used() const { return options_.evaluations - left_; }
+  void use(std::int64_t evaluations) { left_ -= evaluations; }
+
+ private:
+  const AutoOptions& options_;
+  Clock::time_point begin_;
+  std::int64_t left_;  // evaluations
+};
 
 struct Candidate {
   std::int64_t makespan = kNever;  // by OrderTimes
@@ -67,8 +90,9 @@ std::vector<ListRules> grid(const PlacedProblem& problem) {
 // One placement while it is searched.
 class Place {
  public:
-  explicit Place(AutoPlacement placement)
-      : placement_(std::make_unique<AutoPlacement>(std::move(placement))),
+  Place(AutoPlacement placement, Allowance& allowance)
+      : allowance_(&allowance),
+        placement_(std::make_unique<AutoPlacement>(std::move(placement))),
         table_(std::make_unique<OpTable>(placement_->problem)),
         bounds_(auto_bounds(placement_->problem, *table_)),
         least_(bounds_.makespan) {
@@ -86,8 +110,6 @@ class Place {
   const std::vector<Candidate>& elite() const { return elite_; }
   std::int64_t best() const { return elite_.empty() ? kNever : elite_.front().makespan; }
   bool proven() const { return best() <= least_; }
-  std::int64_t evaluations() const { return evaluations_; }
-  void count(std::int64_t evaluations) { evaluations_ += evaluations; }
 
   void offer(Candidate candidate) {
     if (candidate.makespan == kNever) return;
@@ -106,30 +128,28 @@ class Place {
     offer({times.run(sequential_orders(problem())), sequential_orders(problem()), "one microbatch after the other"});
     for (const auto& [name, schedule] : placement_->families) {
       Orders orders = orders_of(table(), schedule);
-      if (!keeps_limits(problem(), table(), orders)) continue;
-      const std::int64_t makespan = times.run(orders);
+      if (allowance_->is_spent() || !keeps_limits(problem(), table(), orders)) continue;
+      const std::int64_t makespan = timed(times, orders);
       offer({makespan, std::move(orders), name});
     }
     // Fewer rules for large problems, so that the first result comes soon.
-    std::vector<ListRules> all = grid(problem());
-    all.resize(std::min(all.size(), std::max<std::size_t>(8, 600'000 / std::max<std::size_t>(1, table().rows.size()))));
-    for (const ListRules& rules : all) {
-      if (proven()) break;
-      list(rules, times);
+    const std::vector<ListRules> all = grid(problem());
+    const std::size_t most = std::max<std::size_t>(8, 600'000 / std::max<std::size_t>(1, table().rows.size()));
+    for (std::size_t i = 0; i < std::min(all.size(), most); ++i) {
+      if (proven() || allowance_->is_spent() || (i > 0 && allowance_->is_overdue())) break;
+      list(all[i], times);
     }
-    count(times.runs());
   }
 
   // Repeats list scheduling with the best rules so far and random noise.
   void start_again(unsigned seed) {
     OrderTimes times(problem(), table());
-    for (unsigned i = 0; i < 8 && !proven(); ++i) {
+    for (unsigned i = 0; i < 8 && !proven() && !allowance_->is_spent() && !allowance_->is_late(); ++i) {
       ListRules rules = best_rules_;
       rules.seed = seed * 8 + i;
       rules.noise = i % 2 == 0 ? 1.0 : 0.25;
       list(rules, times);
     }
-    count(times.runs());
   }
 
   // The placement with fewer microbatches, whose orders can be stretched to this one; none if it has few. The number
@@ -154,20 +174,25 @@ class Place {
         for (std::int64_t from = 1; from < 16; ++from) {
           Orders orders =
               stretched(shorter.table(), table(), candidate.orders, short_times, period, makespan * from / 16);
+          if (allowance_->is_spent() || allowance_->is_overdue()) return;
           if (orders.empty() || !keeps_limits(problem(), table(), orders)) continue;
-          const std::int64_t longer = times.run(orders, elite_.empty() ? kNever : elite_.back().makespan);
+          const std::int64_t longer = timed(times, orders, elite_.empty() ? kNever : elite_.back().makespan);
           offer({longer, std::move(orders), "search"});
         }
       }
     }
-    count(times.runs());
   }
 
  private:
+  std::int64_t timed(OrderTimes& times, const Orders& orders, std::int64_t most = kNever) {
+    allowance_->use(1);
+    return times.run(orders, most);
+  }
+
   void list(const ListRules& rules, OrderTimes& times) {
     Orders orders = list_schedule(problem(), table(), bounds_.tail, rules);
     if (orders.empty() || !keeps_limits(problem(), table(), orders)) return;
-    const std::int64_t makespan = times.run(orders);
+    const std::int64_t makespan = timed(times, orders);
     if (makespan < best_listed_) {
       best_listed_ = makespan;
       best_rules_ = rules;
@@ -175,6 +200,7 @@ class Place {
     offer({makespan, std::move(orders), "list scheduling"});
   }
 
+  Allowance* allowance_;
   std::unique_ptr<AutoPlacement> placement_;  // on the heap, as others refer to it
   std::unique_ptr<OpTable> table_;
   AutoBounds bounds_;
@@ -182,18 +208,17 @@ class Place {
   std::vector<Candidate> elite_;  // fastest first
   ListRules best_rules_;
   std::int64_t best_listed_ = kNever;
-  std::int64_t evaluations_ = 0;
 };
 
 class AutoScheduler {
  public:
   AutoScheduler(std::vector<AutoPlacement> placements, const AutoOptions& options, const ScheduleJudge& judge)
-      : options_(options), judge_(judge), begin_(Clock::now()) {
+      : options_(options), judge_(judge), allowance_(options) {
     std::optional<DoesNotFit> refused;
     for (AutoPlacement& placement : placements) {
       try {
         check(placement.problem);
-        places_.emplace_back(std::move(placement));
+        places_.emplace_back(std::move(placement), allowance_);
       } catch (const DoesNotFit& error) {
         if (!refused) refused = error;
       }
@@ -211,16 +236,23 @@ class AutoScheduler {
     settle();
     if (!result_) throw DoesNotFit("automatic schedule: no schedule was found that fits in the memory of all ranks");
     result_->first_makespan = result_->makespan;
-    result_->first_seconds = elapsed();
+    result_->first_seconds = allowance_.elapsed();
     search();
+    const AutoEnd end = ended_by();
     settle();
-    result_->seconds = elapsed();
-    for (const Place& place : places_) result_->evaluations += place.evaluations();
+    result_->ended_by = end;
+    result_->seconds = allowance_.elapsed();
+    result_->evaluations = allowance_.used();
     return std::move(*result_);
   }
 
  private:
-  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  AutoEnd ended_by() const {
+    if (best() <= lower_bound_) return AutoEnd::bound;
+    if (allowance_.interrupted()) return AutoEnd::interrupt;
+    if (allowance_.left() <= kSpare) return AutoEnd::evaluations;
+    return allowance_.is_late() ? AutoEnd::time : AutoEnd::no_improvement;
+  }
 
   std::int64_t best() const {
     std::int64_t out = kNever;
@@ -250,6 +282,7 @@ class AutoScheduler {
     };
     for (std::size_t i = 0; i < places_.size() && !families_judged_; ++i) {
       for (const auto& [name, schedule] : places_[i].placement().families) {
+        if (allowance_.is_overdue()) break;
         const auto makespan = judged(places_[i], i, schedule, true);
         if (!makespan) continue;
         if (best_family_.empty() || *makespan < best_family_makespan_) {
@@ -266,7 +299,7 @@ class AutoScheduler {
         Schedule schedule = schedule_of(places_[i].problem(), candidate.orders);
         const auto makespan = judged(places_[i], i, schedule, false);
         if (makespan) take(std::move(schedule), *makespan, places_[i], candidate.found_by);
-        if (makespan && !judge_) break;
+        if (makespan && (!judge_ || allowance_.is_overdue())) break;
       }
     }
     if (!result_) return;
@@ -291,39 +324,34 @@ class AutoScheduler {
     // Limits the moves without improvement, as small problems are exhausted long before the time limit.
     const std::int64_t patience = 100'000 + 4'000 * ops;
     std::int64_t in_vain = 0;  // moves since the last improvement
-    std::int64_t moves_left = options_.moves;
     std::int64_t moves = kFirstMoves;
     std::int64_t best_so_far = best();
-    for (unsigned generation = 0; moves_left > 0 && in_vain < patience && best() > lower_bound_ && !stop();) {
+    for (unsigned generation = 0;
+         allowance_.left() > kSpare && in_vain < patience && best() > lower_bound_ && !allowance_.is_late();) {
       const std::vector<std::size_t> open = open_places();
       if (open.empty()) break;
-      const std::vector<Task> tasks = tasks_of(open, generation, moves, moves_left);
-      for (const Task& task : tasks) {
-        moves_left -= task.moves;
-        in_vain += task.moves;
-      }
+      const std::vector<Task> tasks = tasks_of(open, generation, moves, allowance_.left() - kSpare);
+      for (const Task& task : tasks) in_vain += task.moves;
       anneal(tasks);
-      if (generation % 4 == 3 && !stop()) places_[tasks.front().place].start_again(task_seed(generation));
+      if (generation % 4 == 3) places_[tasks.front().place].start_again(task_seed(generation));
       ++generation;
       if (generation % 4 == 0) moves = std::min(2 * moves, kMostMoves);
       if (best() < best_so_far) {
         best_so_far = best();
         in_vain = 0;
       }
-      if (options_.progress) options_.progress(elapsed(), Duration(best()));
+      if (options_.progress) options_.progress(allowance_.elapsed(), Duration(best()));
     }
   }
-
-  bool stop() const { return elapsed() >= options_.seconds; }
 
   // Starts places with few microbatches, and stretches their best orders.
   void start_shorter() {
     shorter_.resize(places_.size());
     for (std::size_t i = 0; i < places_.size(); ++i) {
-      if (places_[i].proven() || places_[i].least() >= best()) continue;
+      if (places_[i].proven() || places_[i].least() >= best() || allowance_.is_overdue()) continue;
       std::optional<AutoPlacement> placement = places_[i].shortened();
       if (!placement) continue;
-      shorter_[i].emplace(std::move(*placement));
+      shorter_[i].emplace(std::move(*placement), allowance_);
       shorter_[i]->start();
       places_[i].stretch(*shorter_[i]);
     }
@@ -372,13 +400,13 @@ class AutoScheduler {
       const Place& place = searched(task);
       OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
                          task.seed);
-      search.anneal(task.moves, task.warmth, place.least(), [this] { return stop(); });
+      search.anneal(task.moves, task.warmth, place.least(), [this] { return allowance_.is_late(); });
       found[i] = {search.best(), search.best_orders(), "search"};
       evaluations[i] = search.evaluations();
     });
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       Place& place = places_[tasks[i].place];
-      place.count(evaluations[i]);
+      allowance_.use(evaluations[i]);
       if (!tasks[i].shorter) {
         place.offer(std::move(found[i]));
         continue;
@@ -394,7 +422,7 @@ class AutoScheduler {
 
   const AutoOptions& options_;
   const ScheduleJudge& judge_;
-  Clock::time_point begin_;
+  Allowance allowance_;
   std::vector<Place> places_;
   std::vector<std::optional<Place>> shorter_;  // by place: with few microbatches
   std::optional<AutoResult> result_;
@@ -406,11 +434,18 @@ class AutoScheduler {
 
 }  // namespace
 
-std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& problem) {
+std::string_view name_of(AutoEnd end) {
+  constexpr std::array<std::string_view, 5> kNames = {"bound", "no improvement", "evaluations", "time", "interrupt"};
+  return kNames[static_cast<std::size_t>(end)];
+}
+
+std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& problem,
+                                                          const std::function<bool()>& stop) {
   std::vector<std::pair<std::string, Schedule>> out;
   if (problem.num_stages() % problem.num_ranks != 0) return out;
   for (const Family& family : all_families()) {
     if (family.asynchronous || family.replicas > 1) continue;
+    if (stop()) break;
     try {
       Schedule schedule = make_schedule(family, {.ranks = problem.num_ranks,
                                                  .chunks = problem.num_stages() / problem.num_ranks,

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/schedule/schedule.h"
@@ -28,10 +30,16 @@ using ScheduleJudge = std::function<std::optional<Duration>(const Schedule& sche
 
 struct AutoOptions {
   double seconds = 10;  // time limit of the search, which ends earlier after long without improvement
-  std::int64_t moves = std::numeric_limits<std::int64_t>::max();  // limit; equal seeds and moves give equal results
+  // Limit of the orders timed besides one per placement. Equal seeds and limits give equal results, unless the time
+  // limit is reached.
+  std::int64_t evaluations = std::numeric_limits<std::int64_t>::max();
   unsigned seed = 1;
+  const std::atomic<bool>* stop = nullptr;  // ends the search with the best result so far
   std::function<void(double seconds, Duration best)> progress{};
 };
+
+enum class AutoEnd : std::uint8_t { bound, no_improvement, evaluations, time, interrupt };
+std::string_view name_of(AutoEnd end);
 
 struct AutoResult {
   Schedule schedule;  // that of a family if no faster one was found
@@ -45,6 +53,7 @@ struct AutoResult {
   double first_seconds = 0;
   double seconds = 0;
   std::int64_t evaluations = 0;  // number of orders timed
+  AutoEnd ended_by = AutoEnd::bound;
 
   double gap() const {
     return lower_bound.count() > 0
@@ -53,11 +62,13 @@ struct AutoResult {
   }
 };
 
-// The schedules of all families of the registry with `problem`'s placement, for its microbatches and slices.
-std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& problem);
+// The schedules of all families of the registry with `problem`'s placement, for its microbatches and slices; without
+// those that come after `stop` returns true.
+std::vector<std::pair<std::string, Schedule>> families_of(
+    const PlacedProblem& problem, const std::function<bool()>& stop = [] { return false; });
 
 // Searches for the fastest schedule. Starts from the families and from list scheduling with many rules; improves the
-// most promising ones (OrderSearch) until the time is up or the lower bound is reached. `judge` selects among the best
+// most promising ones (OrderSearch) until a limit or the lower bound is reached. `judge` selects among the best
 // of them; by default it is the simulator with the problem's own prices and limits. Throws InputError as `check`,
 // DoesNotFit if no placement has a schedule within the limits.
 AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOptions& options = {},

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -109,8 +110,9 @@ double joint_share(const Setup& setup, const PlacedProblem& problem) {
 
 class Planning {
  public:
-  Planning(const Scenario& scenario, const std::function<void(double, Duration)>& progress)
-      : scenario_(scenario), progress_(progress) {}
+  Planning(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
+           const std::atomic<bool>* stop)
+      : scenario_(scenario), progress_(progress), stop_(stop) {}
 
   PlannedSetup run() {
     check_choices();
@@ -119,6 +121,8 @@ class Planning {
       throw InputError(refusal_.empty() ? "auto: expected at least one placement" : "auto: " + refusal_);
     set_limits();
     AutoResult result = search();
+    result.first_seconds += elapsed() - result.seconds;
+    result.seconds = elapsed();
     PlannedSetup out;
     out.setup = std::make_unique<Setup>(scenario_, result.schedule);
     out.automatic.emplace(std::move(result));
@@ -126,6 +130,9 @@ class Planning {
   }
 
  private:
+  double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+  bool is_stopped() const { return stop_ != nullptr && *stop_; }
+
   [[noreturn]] void refuse(const std::string& what) const { throw InputError(scenario_.source + ": " + what); }
 
   void check_choices() const {
@@ -205,7 +212,7 @@ class Planning {
     }
     if (!problem.may_fuse && !problem.may_split) return;
     problem.num_microbatches = scenario_.microbatches;
-    out.families = families_of(problem);
+    out.families = families_of(problem, [this] { return is_stopped() || elapsed() > scenario_.automatic.seconds + 1; });
     problem.may_join = std::any_of(out.families.begin(), out.families.end(),
                                    [](const auto& family) { return family.second.has_joint_blocks(); });
     if (!problem.may_join) problem.joint_share = 1;
@@ -320,12 +327,22 @@ class Planning {
   }
 
   AutoResult search() {
-    AutoOptions options{.seconds = scenario_.automatic.seconds,
+    std::int64_t ops = 1;
+    for (const AutoPlacement& placement : placements_) {
+      const PlacedProblem& problem = placement.problem;
+      ops = std::max(ops, 3 * std::ssize(problem.times) * problem.num_microbatches);
+    }
+    constexpr std::int64_t kOpsTimed = 2'000'000'000;
+    constexpr std::int64_t kLeastEvaluations = 1000;
+    const std::int64_t given = scenario_.automatic.evaluations;
+    AutoOptions options{.evaluations = given > 0 ? given : std::max(kOpsTimed / ops, kLeastEvaluations),
                         .seed = static_cast<unsigned>(scenario_.perturbation.seed),
+                        .stop = stop_,
                         .progress = progress_};
     // Doubles the memory reserved for buffers in each round.
     for (int round = 0;; ++round) {
       try {
+        options.seconds = std::max(0.0, scenario_.automatic.seconds - elapsed());
         return auto_schedule(placements_, options,
                              [this](const Schedule& schedule, std::size_t) { return judged(schedule); });
       } catch (const DoesNotFit&) {
@@ -344,6 +361,8 @@ class Planning {
 
   const Scenario& scenario_;
   const std::function<void(double, Duration)>& progress_;
+  const std::atomic<bool>* stop_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::vector<AutoPlacement> placements_;
   std::vector<std::vector<std::int64_t>> standing_;  // by placement and rank
   std::vector<std::vector<std::int64_t>> limits_;    // likewise, before buffers are reserved
@@ -353,8 +372,9 @@ class Planning {
 
 }  // namespace
 
-PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress) {
-  if (scenario.schedule == kAutomatic) return Planning(scenario, progress).run();
+PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
+                           const std::atomic<bool>* stop) {
+  if (scenario.schedule == kAutomatic) return Planning(scenario, progress, stop).run();
   PlannedSetup out;
   out.setup = std::make_unique<Setup>(scenario);
   return out;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <set>
 #include <utility>
@@ -95,7 +96,7 @@ class SliceSearch {
   bool refused() const { return run_ == nullptr; }
   bool fits() const { return best_.fits(); }
 
-  void start(const StageTimes& times, const SlicesBound& bound) {
+  void start(const StageTimes& times, const SlicesBound& bound, const std::function<bool()>& is_late) {
     const std::int64_t tokens = request_.scenario.training.sequence_length;
     const std::int64_t granularity = request_.granularity;
     const int slices = candidate_.slices;
@@ -108,27 +109,30 @@ class SliceSearch {
     if (request_.scenario.model && tokens % granularity == 0) {
       try_cut(in_granules(balanced_slices(*request_.scenario.model, tokens, slices, granularity), granularity));
     }
+    record();
+    if (is_late()) return;
     SlicingProblem problem{.forward = times.slowest_forward(),
                            .backward = times.slowest_backward(),
                            .num_cells = run_->schedule().num_ranks(),
                            .min_slices = slices,
                            .max_slices = slices};
     try_cut(in_granules(best_slices(problem).lengths, granularity));
+    if (is_late()) return record();
     problem.num_cells = kManyCells;
     try_cut(in_granules(best_slices(problem).lengths, granularity));
     record();
   }
 
   // Moves granules until no move helps or the time is up.
-  void search(Clock::time_point deadline) {
+  void search(const std::function<bool()>& is_late) {
     std::int64_t step = 1;
     const std::int64_t mean = run_->granules() / 2 / candidate_.slices;
     while (2 * step <= mean) step *= 2;
     for (; step >= 1; step /= 2) {
-      while (one_pass(step, deadline)) {
+      while (one_pass(step, is_late)) {
       }
     }
-    candidate_.searched = Clock::now() < deadline;
+    candidate_.searched = !is_late();
     record();
   }
 
@@ -144,14 +148,14 @@ class SliceSearch {
   }
 
   // Tries all moves of `step` granules between two slices, neighbors first. Returns whether any helped.
-  bool one_pass(std::int64_t step, Clock::time_point deadline) {
+  bool one_pass(std::int64_t step, const std::function<bool()>& is_late) {
     bool helped = false;
     const auto slices = std::ssize(counts_);
     for (std::int64_t apart = 1; apart < slices; ++apart) {
       for (std::int64_t a = 0; a + apart < slices; ++a) {
         for (const auto& [from, to] : {std::pair(a, a + apart), std::pair(a + apart, a)}) {
           while (counts_[from] > step) {
-            if (Clock::now() >= deadline) return false;
+            if (is_late()) return false;
             std::vector<std::int64_t> moved = counts_;
             moved[from] -= step;
             moved[to] += step;
@@ -197,6 +201,9 @@ class SlicesPlanner {
   }
 
  private:
+  bool is_interrupted() const { return request_.stop != nullptr && *request_.stop; }
+  bool is_late() const { return is_interrupted() || Clock::now() >= deadline_; }
+
   // Starts all, and searches those whose lower bound is below the best start.
   void evaluate(const std::set<int>& counts) {
     const std::size_t first = searches_.size();
@@ -204,7 +211,7 @@ class SlicesPlanner {
     if (!times_) tabulate();
     parallel_for(std::ssize(searches_) - static_cast<std::int64_t>(first), [&](std::int64_t i) {
       SliceSearch& search = *searches_[first + static_cast<std::size_t>(i)];
-      if (!search.refused()) search.start(*times_, *bound_);
+      if (!search.refused()) search.start(*times_, *bound_, [this] { return is_late(); });
     });
     const SliceSearch* best = best_search();
     std::vector<SliceSearch*> worth;
@@ -214,7 +221,7 @@ class SlicesPlanner {
       const bool room = best == nullptr || search.candidate().lower_bound < best->candidate().makespan;
       if (room || !search.fits()) worth.push_back(&search);
     }
-    parallel_for(std::ssize(worth), [&](std::int64_t i) { worth[i]->search(deadline_); });
+    parallel_for(std::ssize(worth), [&](std::int64_t i) { worth[i]->search([this] { return is_late(); }); });
   }
 
   void tabulate() {
@@ -246,7 +253,7 @@ class SlicesPlanner {
 
   std::set<int> neighbors_of_best(std::int64_t granules) const {
     const SliceSearch* best = best_search();
-    if (best == nullptr || request_.slices > 0 || Clock::now() >= deadline_) return {};
+    if (best == nullptr || request_.slices > 0 || is_late()) return {};
     std::set<int> out;
     for (const int count : {best->candidate().slices - 1, best->candidate().slices + 1}) {
       const bool known = std::any_of(searches_.begin(), searches_.end(),
@@ -270,7 +277,8 @@ class SlicesPlanner {
       out.lower_bound = std::min(out.lower_bound, candidate.lower_bound);
       out.simulations += candidate.simulations;
     }
-    out.out_of_time = Clock::now() >= deadline_;
+    out.interrupted = is_interrupted();
+    out.out_of_time = !out.interrupted && is_late();
     return out;
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,7 +18,8 @@ struct SlicesRequest {
   std::int64_t granularity = 1;
   int slices = 0;  // 0: search from 1 to max_slices
   int max_slices = 16;
-  double time_budget_s = 10;  // of the search; the initial cuts are simulated in any case
+  double time_budget_s = 10;                // of the search; the initial cuts are simulated in any case
+  const std::atomic<bool>* stop = nullptr;  // ends the search with the best cut so far
 };
 
 // The best cut found with a number of slices.
@@ -38,6 +40,7 @@ struct ScheduleSlices {
   std::optional<std::size_t> best;          // the fastest that fits, ties broken by fewer slices
   Duration lower_bound{};                   // over all numbers of slices that were tried
   bool out_of_time = false;
+  bool interrupted = false;
   std::int64_t simulations = 0;
 };
 

@@ -62,12 +62,12 @@ PlacedProblem even(const std::vector<int>& rank_of, int m, int k, int f, int b, 
   return out;
 }
 
-AutoResult solve(const PlacedProblem& problem, std::int64_t moves, bool families = true) {
+AutoResult solve(const PlacedProblem& problem, std::int64_t evaluations, bool families = true) {
   AutoPlacement placement{.name = "only", .problem = problem, .families = {}};
   if (families) placement.families = families_of(problem);
   std::vector<AutoPlacement> placements;
   placements.push_back(std::move(placement));
-  return auto_schedule(std::move(placements), {.seconds = 60, .moves = moves});
+  return auto_schedule(std::move(placements), {.seconds = 60, .evaluations = evaluations});
 }
 
 // Checks that a schedule is complete (its constructor checks that), free of deadlock, within the limits, and has the

@@ -1,10 +1,14 @@
 // `--schedule auto` on the command line.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "model/input/files.h"
 #include "model/schedule/family.h"
@@ -15,6 +19,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 json answer(const std::string& flags) {
@@ -43,6 +48,37 @@ TEST(AutoCommand, ReportsLowerBoundAndGap) {
   EXPECT_THAT(table.out, StartsWith("auto: 4 ranks"));
   EXPECT_THAT(table.out, HasSubstr("lower bound"));
   EXPECT_EQ(table.err, "");
+}
+
+// With a budget in evaluations, time has no part in the result.
+TEST(AutoCommand, EqualSeedsAndEvaluationsGiveEqualSchedules) {
+  const std::string hard = "--pp 4 --microbatches 8 --uniform f=10,b=12,w=8,comm=1 --memory-cap 3mb ";
+  std::set<std::string> found;
+  for (const int evaluations : {1, 30, 500, 4000}) {
+    const std::string flags = fmt::format("schedule auto --json --evaluations {} {}", evaluations, hard);
+    const CommandResult one = run_sluice(words(flags));
+    EXPECT_EQ(one.out, run_sluice(words(flags)).out);
+    found.insert(one.out);
+    const json result = answer(fmt::format("--schedule auto --evaluations {} {}", evaluations, hard)).at("auto");
+    EXPECT_LE(result.at("evaluations"), evaluations);
+    EXPECT_EQ(result.at("ended_by"), "evaluations");
+  }
+  EXPECT_GT(found.size(), 1U);
+  const std::string bit = "stopped by --time-budget";
+  EXPECT_THAT(run_sluice(words("simulate --schedule auto --time-budget 0 " + hard)).out, HasSubstr(bit));
+  EXPECT_THAT(run_sluice(words("simulate --schedule auto --evaluations 50 " + hard)).out, Not(HasSubstr(bit)));
+}
+
+TEST(AutoCommand, PrintsTheBestSoFarWhenInterrupted) {
+  for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
+    for (const char* command : {"simulate --schedule auto", "schedule auto"}) {
+      const CommandResult result = run_program_and_signal(
+          SLUICE_COMMAND, words(std::string(command) + " --pp 8 --microbatches 64 --uniform f=10,b=12,w=8,comm=1"),
+          signal);
+      EXPECT_EQ(result.exit_code, code);
+      EXPECT_THAT(result.out, HasSubstr("interrupted: best so far"));
+    }
+  }
 }
 
 TEST(AutoCommand, IsAtLeastAsFastAsAnyFamilyWithinTheMemoryCap) {

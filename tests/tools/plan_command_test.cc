@@ -646,10 +646,21 @@ TEST(PlanCommand, ReportsTheMissingMemory) {
 }
 
 TEST(PlanCommand, PrintsTheBestSoFarWhenInterrupted) {
-  const CommandResult result =
-      test::run_program_and_signal(SLUICE_COMMAND, {"plan", kExamples + "gpt3-175b-a100.json", "--all"}, SIGINT);
-  EXPECT_EQ(result.exit_code, 130);
-  EXPECT_NE(result.out.find("interrupted: best so far"), std::string::npos);
+  for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
+    const CommandResult result =
+        test::run_program_and_signal(SLUICE_COMMAND, {"plan", kExamples + "gpt3-175b-a100.json", "--all"}, signal);
+    EXPECT_EQ(result.exit_code, code);
+    EXPECT_NE(result.out.find("interrupted: best so far"), std::string::npos);
+  }
+}
+
+TEST(PlanCommand, PrintsNoDocumentOfConfigurationsThatAreAllInvalid) {
+  for (const char* form : {"", "--json"}) {
+    const CommandResult result = run_sluice(words(kLlama + "--schedule seq1f1b --tp 8 --mbs 1 --slices 9000 " + form));
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_NE(result.err, "");
+  }
 }
 
 // A process dies when all of them have a handler for SIGINT, which they have when the search begins.

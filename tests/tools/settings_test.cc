@@ -193,6 +193,7 @@ constexpr Instead kInstead[] = {
     // Read with --no-sequence-parallel alone.
     {kPlan, "/parallelism/scatter_gather", ""},
     {kSchedule, "/perturbation/seed", "2", kHardProblem},
+    {kSchedule, "/schedule/evaluations", "1", kHardProblem},
     {kSchedule, "/schedule/time_budget_s", "0", kHardProblem},
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -190,6 +191,15 @@ TEST_F(Slice, ScenarioSlicesAreReplacedAndFlagsAreNot) {
   EXPECT_EQ(document(file + " --granularity 512 --slices 3").at("slices"), 3);
   EXPECT_EQ(document(file + " --granularity 1024 --for seq1f1b --slices 3").at("candidates").size(), 1U);
   EXPECT_GT(document(file + " --granularity 1024 --for seq1f1b").at("candidates").size(), 1U);
+}
+
+TEST(SliceCommand, PrintsTheBestSoFarWhenInterrupted) {
+  const std::string flags = "slice --for seq1f1b --gbs 4 --granularity 64 " + kSliceModel;
+  for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
+    const CommandResult result = run_program_and_signal(SLUICE_COMMAND, words(flags), signal);
+    EXPECT_EQ(result.exit_code, code);
+    EXPECT_THAT(result.out, HasSubstr("interrupted: best so far"));
+  }
 }
 
 TEST_F(Slice, ExitsWith3IfNoCutFits) {

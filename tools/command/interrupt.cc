@@ -2,13 +2,17 @@
 
 #include <csignal>
 
+#include "tools/command/exit_codes.h"
+
 namespace sluice::tools {
 namespace {
 
 std::atomic<bool> received{false};  // signal handlers can only reach globals
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<int> last_signal{SIGINT};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
 extern "C" void note_interrupt(int signal) {
+  last_signal = signal;
   received = true;
   std::signal(signal, SIG_DFL);
 }
@@ -27,5 +31,7 @@ Interrupt::~Interrupt() {
 }
 
 const std::atomic<bool>* Interrupt::flag() const { return &received; }
+
+int Interrupt::exit_code() { return last_signal == SIGTERM ? kTerminated : kInterrupted; }
 
 }  // namespace sluice::tools

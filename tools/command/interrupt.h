@@ -17,6 +17,8 @@ class Interrupt {
 
   const std::atomic<bool>* flag() const;
   bool came() const { return *flag(); }
+  // The exit code for the last signal that came to any: kInterrupted or kTerminated.
+  static int exit_code();
 
  private:
   void (*interrupted_)(int);

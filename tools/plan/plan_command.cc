@@ -165,7 +165,7 @@ SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, cons
     print_message(fmt::format("plan: the process of rank {} has died: the results are the best so far", dead));
   }
   std::fflush(nullptr);
-  std::_Exit(dead >= 0 ? kWorkerLost : kInterrupted);
+  std::_Exit(dead >= 0 ? kWorkerLost : Interrupt::exit_code());
 }
 
 // Searches the partition of one configuration, on the first process.
@@ -190,7 +190,7 @@ int partition_command(const PlanOptions& options) {
   print_message(calibration_warning(base));
   const bool any = report.found.result.status == PlanStatus::simulated;
   if (any) fmt::print("{}", options.json ? partition_json(report) : partition_table(report));
-  if (report.interrupted) return kInterrupted;
+  if (report.interrupted) return Interrupt::exit_code();
   const std::string refusal = partition_refusal(report);
   print_message(refusal);
   return refusal.empty() ? kDone : kNotFeasible;
@@ -213,12 +213,15 @@ int plan_command(const PlanOptions& options) {
     const SearchEnd end = search(plan, ranks, peers, interrupt);
     const bool finished = end == SearchEnd::complete;
     if (end == SearchEnd::alone) {
-      if (!peers.first_living() || ranks.others_report()) std::_Exit(kInterrupted);
+      if (!peers.first_living() || ranks.others_report()) std::_Exit(Interrupt::exit_code());
       ranks.report_alone();
     }
     if (end != SearchEnd::alone && !ranks.first()) return kDone;
     if (finished) refine_plan(plan, options.request, interrupt.flag());
     const bool interrupted = !finished || interrupt.came();
+    if (const std::string invalid = plan_invalid(plan); finished && !invalid.empty()) {
+      throw_invalid(options.request, document, plan, invalid);
+    }
     print_message(calibration_warning(plan.base()));
     PlanReport report = report_of(plan, options.request);
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -226,9 +229,7 @@ int plan_command(const PlanOptions& options) {
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
     fmt::print("{}", options.json ? plan_json(report) : plan_table(report));
     if (end == SearchEnd::alone) end_alone(peers);
-    if (interrupted) return kInterrupted;
-    if (const std::string invalid = plan_invalid(plan); !invalid.empty())
-      throw_invalid(options.request, document, plan, invalid);
+    if (interrupted) return Interrupt::exit_code();
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
     print_message(refusal);
@@ -258,9 +259,9 @@ Subcommand add_plan_command(CLI::App& app) {
       "are not simulated, except with --all.");
   command->group("Predict and plan");
   command->footer(
-      "Exit codes: 0 success, 2 wrong input, 3 no configuration fits, 6 another process died, 130 interrupted. The "
-      "last "
-      "two print the best configurations so far.");
+      "Exit codes: 0 success, 2 wrong input, 3 no configuration fits, 6 another process died, 130 interrupted, 143 "
+      "ended by "
+      "SIGTERM. The last three print the best configurations so far.");
   const auto options = std::make_shared<PlanOptions>();
   command->add_option("scenario", options->request.file,
                       "Scenario file with model, cluster, batch and framework; flags override its keys");

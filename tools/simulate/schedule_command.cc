@@ -118,7 +118,7 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
   if (options.check) {
     std::vector<ScheduleCheck> verdicts;
     check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
-    return print_verdicts(verdicts, options.json);
+    return interrupted_or(print_verdicts(verdicts, options.json), planned);
   }
   print_message(assumed_times_line(scenario));
   const std::string line = automatic_line(*planned.automatic);
@@ -127,7 +127,7 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
   } else {
     fmt::print("{}\n", line);
   }
-  return write_schedule(options, schedule, kAutomatic);
+  return interrupted_or(write_schedule(options, schedule, kAutomatic), planned);
 }
 
 int schedule_command(const ScheduleOptions& options) {
@@ -164,7 +164,10 @@ Subcommand add_schedule_command(CLI::App& app) {
       "and receives that do not match, and hangs of unbuffered communication with adjacent sends and receives batched. "
       "Notes report hangs that occur only if they are not batched, or if receives are posted right before their use.");
   command->group("Schedules");
-  command->footer("Exit codes: 0 success, 2 wrong input, 4 invalid schedule.");
+  command->footer(
+      "Exit codes: 0 success, 2 wrong input, 4 invalid schedule, 130 interrupted, 143 ended by SIGTERM. The last two "
+      "are "
+      "of the search of auto, whose best schedule so far is written.");
   const auto options = std::make_shared<ScheduleOptions>();
   command->add_option("name", options->name,
                       "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one");

@@ -173,7 +173,7 @@ int simulate_one(const SimulateOptions& options) {
       fmt::print("\n{}", text_gantt(setup.graph(), prediction.timeline, prediction.metrics, gantt));
     }
   }
-  return fits ? kDone : kNotFeasible;
+  return interrupted_or(fits ? kDone : kNotFeasible, planned);
 }
 
 // Returns exit code 3 if no combination fits. Throws the first error if no combination can be simulated.
@@ -272,14 +272,15 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       "  sluice simulate --model llama3-8b --cluster dgx-h100 \\\n"
       "      --pp 4 --tp 2 --gbs 64 --seq-length 8192\n"
       "  sluice simulate --schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8,comm=1 \\\n"
-      "      --memory-cap 4mb --time-budget 5\n"
+      "      --memory-cap 4mb --evaluations 100000\n"
       "  sluice simulate examples/gpt3-175b-a100.json --sweep vpp=1,2,3,6 --sweep mbs=1,2 --csv sweep.csv\n"
       "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05\n\n"
       "The scenario is a file, flags, or both; flags override the file.");
   command->group("Predict and plan");
   command->footer(
       "Exit codes: 0 success, 2 wrong input, 3 does not fit in memory (with --schedule auto: no schedule fits), "
-      "4 invalid schedule.");
+      "4 invalid schedule, 130 interrupted, 143 ended by SIGTERM. With --schedule auto, the last two print the best so "
+      "far.");
   const auto options = std::make_shared<SimulateOptions>();
   options->arguments = std::move(arguments);
   command->add_option("scenario", options->file, "Scenario file (docs/formats.md); flags override its keys");

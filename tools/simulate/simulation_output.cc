@@ -97,7 +97,8 @@ OrderedJson automatic_json(const AutoResult& automatic) {
                      {"first_makespan_s", automatic.first_makespan},
                      {"first_seconds", automatic.first_seconds},
                      {"seconds", automatic.seconds},
-                     {"evaluations", automatic.evaluations}};
+                     {"evaluations", automatic.evaluations},
+                     {"ended_by", name_of(automatic.ended_by)}};
   if (!automatic.best_family.empty()) {
     out["best_family"] = automatic.best_family;
     out["best_family_makespan_s"] = automatic.best_family_makespan;
@@ -456,7 +457,12 @@ std::string automatic_line(const AutoResult& automatic) {
   if (automatic.best_family != automatic.found_by) {
     out += filled("[; best family {best_family} {best_family_makespan_s:t}]", values);
   }
-  return out + filled("; found in {seconds:.1f} s", values);
+  out += filled("; found in {seconds:.1f} s", values);
+  if (automatic.ended_by == AutoEnd::time) {
+    out += filled("; stopped by --time-budget after {evaluations} evaluations, which depends on the machine", values);
+  }
+  if (automatic.ended_by == AutoEnd::interrupt) out += "; interrupted: best so far";
+  return out;
 }
 
 std::string simulation_text(const Setup& setup, const Prediction& prediction, const OrderedJson& document,

@@ -2,11 +2,13 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "tools/command/command.h"
+#include "tools/command/interrupt.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -36,12 +38,15 @@ int slice_command(SliceOptions& options) {
   const bool simulates = !request.schedule.empty();
   if (!simulates) options.flags->check_read(kSlice, "slice", "--for");
   print_message(ScenarioFlags::unused(request.file, "slice", simulates ? kSimulate : kSlice));
+  std::optional<Interrupt> interrupt;
+  if (simulates) request.stop = interrupt.emplace().flag();
   const SliceCut cut = cut_slices(request, document);
   print_message(cut.assumed);
   if (!options.output.empty() && cut.feasible) {
     write_file_whole(options.output, lengths_text(cut.lengths, cut.schedule, options.output.ends_with(".json")));
   }
   fmt::print("{}", options.json ? cut.json : cut.table);
+  if (cut.interrupted) return Interrupt::exit_code();
   return cut.feasible ? kDone : kNotFeasible;
 }
 
@@ -63,7 +68,9 @@ Subcommand add_slice_command(CLI::App& app) {
       "searches the cut with the fastest simulated iteration that fits in memory, and reports the gap to a lower "
       "bound.");
   command->group("Predict and plan");
-  command->footer("Exit codes: 0 success, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule.");
+  command->footer(
+      "Exit codes: 0 success, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule, 130 "
+      "interrupted, 143 ended by SIGTERM. The last two print the best cut of --for so far.");
   const auto options = std::make_shared<SliceOptions>();
   command->add_option("scenario", options->request.file, "Scenario file (docs/formats.md); flags override its keys");
   command

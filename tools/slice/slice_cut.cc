@@ -171,7 +171,7 @@ SliceCut for_schedule(const SliceRequest& request, nlohmann::json document) {
   if (!request.times.empty()) throw InputError("slice: --for needs a scenario: it excludes --times");
   const int slices = request.slices;
   set_schedule(document, request.schedule);
-  SlicesRequest search{.scenario = ScenarioFlags::read(document, request.file), .slices = slices};
+  SlicesRequest search{.scenario = ScenarioFlags::read(document, request.file), .slices = slices, .stop = request.stop};
   search.granularity =
       request.granularity > 0 ? request.granularity : default_granularity(search.scenario.training.sequence_length);
   if (request.max_slices > 0) search.max_slices = request.max_slices;
@@ -184,7 +184,8 @@ SliceCut for_schedule(const SliceRequest& request, nlohmann::json document) {
                .json = schedule_json(search, found),
                .schedule = search.scenario.schedule,
                .feasible = found.best.has_value(),
-               .assumed = assumed_times_line(search.scenario)};
+               .assumed = assumed_times_line(search.scenario),
+               .interrupted = found.interrupted};
   if (found.best) cut.lengths = found.candidates[*found.best].lengths;
   return cut;
 }

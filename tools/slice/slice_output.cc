@@ -141,7 +141,9 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   const Scenario& scenario = request.scenario;
   std::string out = fmt::format("{}: {} tokens in multiples of {}, {} simulations{}\n", scenario.schedule,
                                 scenario.training.sequence_length, request.granularity, found.simulations,
-                                found.out_of_time ? ", time budget exhausted" : "");
+                                found.interrupted   ? ", interrupted: best so far"
+                                : found.out_of_time ? ", time budget exhausted"
+                                                    : "");
   out +=
       fmt::format("  {:>6}  {:>10}  {:>10}  {:>9}  {:>6}  {}\n", "slices", "makespan", "even", "bound", "GiB", "cut");
   for (const SlicesCandidate& candidate : found.candidates) {
@@ -175,6 +177,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
                      {"granularity", request.granularity},
                      {"simulations", found.simulations},
                      {"out_of_time", found.out_of_time},
+                     {"interrupted", found.interrupted},
                      {"fits", found.best.has_value()}};
   if (found.best) {
     const SlicesCandidate& best = found.candidates[*found.best];
