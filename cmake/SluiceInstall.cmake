@@ -136,6 +136,9 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+if(SLUICE_OPENBLAS_LIBRARY)
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libopenblas0")  # loaded at the first GEMM, so that no program is linked to it
+endif()
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 # Packages that programs need to link the libraries. The command needs none of them.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS

@@ -237,6 +237,8 @@ case $name in
     echo "$info"
     for line in "Package: sluice" "Section: science" "Maintainer: Sluice developers <sluice@example.org>"; do holds "$info" "$line"; done
     grep -qE '^ Depends: .*libc6 .*libfmt' <<<"$info" || fail "no dependencies on libc6 and libfmt"
+    ! grep -q '^SLUICE_OPENBLAS_LIBRARY.*libopenblas' "$build/CMakeCache.txt" || grep -qE '^ Depends: .*libopenblas' <<<"$info" ||
+      fail "no dependency on OpenBLAS"
     contents=$(dpkg-deb --contents "$package")
     for file in ./usr/bin/sluice ./usr/share/man/man1/sluice.1 ./usr/include/sluice/sim/simulator.h \
         ./usr/share/doc/sluice/copyright ./usr/share/bash-completion/completions/sluice; do
