@@ -72,8 +72,8 @@ class Enumeration {
     const std::string flags = requested_flags(space_);
     const std::string given = flags.empty() ? "" : " (" + flags + ")";
     if (!divides_) {
-      return fmt::format("plan: no requested combination of tp x{} pp x dp equals {} GPUs{}",
-                         space_.cp.empty() ? "" : " cp x", space_.gpus, given);
+      return fmt::format("plan: no requested combination of tp x{} pp x dp equals {} GPUs{}{}",
+                         space_.cp.empty() ? "" : " cp x", space_.gpus, space_.gpus_from, given);
     }
     if (!experts_divide_) {
       return fmt::format("plan: no requested expert-parallel size divides tp x cp x dp / etp and the {} experts{}",

@@ -47,6 +47,7 @@ inline constexpr std::int64_t kLeastContextTokens = 4096;
 // The search space of a plan. An empty list stands for the default in its comment.
 struct PlanSpace {
   std::int64_t gpus = 0;               // all are used; 0: those of the cluster
+  std::string gpus_from = {};          // where the number comes from, in errors, such as " of --gpus"
   std::vector<int> tp;                 // default: divisors of a node's GPUs that divide the number of heads
   std::vector<int> cp;                 // default: powers of two in a node, at least kLeastContextTokens a rank
   std::vector<int> pp;                 // default: divisors of the remaining GPUs, at most one rank per layer

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
@@ -17,6 +18,16 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+
+std::vector<std::string> quoted_words(const std::string& line) {
+  const auto quote = line.find('\'');
+  if (quote == std::string::npos) return words(line);
+  const auto end = line.find('\'', quote + 1);
+  std::vector<std::string> out = words(line.substr(0, quote));
+  out.push_back(line.substr(quote + 1, end - quote - 1));
+  for (std::string& word : words(line.substr(end + 1))) out.push_back(std::move(word));
+  return out;
+}
 
 std::string written(const TemporaryFolder& folder, const std::string& name, const std::string& text) {
   std::string path = folder.path(name);
@@ -79,6 +90,120 @@ TEST(Simulate, DerivesTimesThatAreNotGivenAndNamesThem) {
                            "schedule auto --pp 2 --microbatches 4 --uniform f=1,b=2 --time-budget 0.1"}) {
     EXPECT_THAT(run_sluice(words(line)).err, HasSubstr("b is the whole backward")) << line;
   }
+}
+
+// The GPUs of a plan follow from what is given: --gpus, the cluster's size, or tp x cp x pp x dp of flags and file.
+TEST(PlanCommand, GpusFollowFromWhatIsGiven) {
+  const TemporaryFolder folder;
+  const auto file = [&](const char* name, const json& parallelism, int nodes = 0) {
+    json cluster = {{"name", "dgx-h100"}};
+    if (nodes > 0) cluster["nodes"] = nodes;
+    return written(folder, name,
+                   json{{"model", "llama3-8b"},
+                        {"cluster", cluster},
+                        {"parallelism", parallelism},
+                        {"batch", {{"global_batch", 192}, {"sequence_length", 4096}}}}
+                       .dump());
+  };
+  const std::string whole = file("whole.json", {{"tp", 4}, {"pp", 12}, {"dp", 8}});
+  const std::string open = file("open.json", {{"tp", 4}, {"pp", 12}});
+  const std::string sized = file("sized.json", {{"tp", 4}, {"pp", 12}, {"dp", 8}}, 3);
+  const std::string counted = file("counted.json", {{"gpus", 24}, {"pp", 2}});
+  const std::string flags = "--model llama3-8b --cluster dgx-h100 --gbs 192 --seq-length 4096 ";
+  const std::string megatron =
+      "--cluster dgx-h100 --megatron-args '--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length "
+      "4096 "
+      "--ffn-hidden-size 14336 --vocab-size 128256 --max-position-embeddings 4096 --bf16 --micro-batch-size 1 "
+      "--global-batch-size 192 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --sequence-parallel' ";
+  const std::pair<std::string, std::string> cases[] = {
+      {whole, "384 of 384 GPUs, 48 x DGX H100"},
+      {whole + " --tp 8", "384 of 384 GPUs, 48 x DGX H100"},  // another configuration of the same GPUs
+      {whole + " --dp 4", "192 of 192 GPUs, 24 x DGX H100"},
+      {whole + " --gpus 16", "16 of 16 GPUs, 2 x DGX H100"},
+      {whole + " --nodes 4", "32 of 32 GPUs, 4 x DGX H100"},
+      {open, "48 of 48 GPUs, 6 x DGX H100"},
+      {open + " --dp 2", "96 of 96 GPUs, 12 x DGX H100"},
+      {sized, "24 of 24 GPUs, 3 x DGX H100"},
+      {sized + " --gpus 12", "12 of 24 GPUs, 3 x DGX H100"},
+      {counted, "24 of 24 GPUs, 3 x DGX H100"},
+      {flags, "8 of 8 GPUs, 1 x DGX H100"},
+      {flags + "--tp 8 --pp 4", "32 of 32 GPUs, 4 x DGX H100"},
+      {flags + "--tp 4 --pp 12 --dp 8", "384 of 384 GPUs, 48 x DGX H100"},
+      {flags + "--dp 2 --pp 2", "4 of 8 GPUs, 1 x DGX H100"},
+      {flags + "--dp 4 --pp 4 --cp 2", "32 of 32 GPUs, 4 x DGX H100"},
+      {megatron + "--dp 8", "64 of 64 GPUs, 8 x DGX H100"},
+  };
+  for (const auto& [given, first] : cases) {
+    SCOPED_TRACE(given);
+    const std::string plan = "plan --schedule 1f1b --mbs 1 --recompute full --even-stages " + given;
+    const CommandResult text = run_sluice(quoted_words(plan));
+    EXPECT_THAT(text.out, testing::StartsWith(first + " · evaluated "));
+    const json document = json::parse(run_sluice(quoted_words(plan + " --json")).out);
+    EXPECT_EQ(document.at("gpus").at("used").get<int>(), std::stoi(first));
+    for (const char* list : {"ranking", "others"}) {
+      for (const json& row : document.at(list)) {
+        int product = 1;
+        for (const char* size : {"tp", "cp", "pp", "dp"}) product *= row.at(size).get<int>();
+        EXPECT_EQ(product, std::stoi(first));
+      }
+    }
+  }
+  const std::pair<std::string, std::string> contradictions[] = {
+      {flags + "--gpus 64 --tp 4 --pp 12 --dp 8",
+       "plan: no requested combination of tp x pp x dp equals 64 GPUs of --gpus (--tp 4 --pp 12 --dp 8)"},
+      {flags + "--nodes 4 --tp 4 --pp 4 --dp 4",
+       "plan: no requested combination of tp x pp x dp equals 32 GPUs of 4 x DGX H100 (--tp 4 --pp 4 --dp 4)"},
+      {counted + " --tp 4 --pp 4 --dp 4",
+       "plan: no requested combination of tp x pp x dp equals 24 GPUs of /parallelism/gpus (--tp 4 --pp 4 --dp 4)"},
+      {whole + " --tp 5",
+       "plan: no requested combination of tp x pp x dp equals 384 GPUs of the scenario's tp x cp x pp x dp (--tp 5)"},
+      {flags + "--tp 2,4 --dp 8", "plan: --gpus: required, since --tp 2,4 --dp 8 fit several numbers of GPUs"},
+      {flags + "--nodes 4 --gpus 64", "--gpus: expected at most the 32 of DGX H100, got 64"},
+  };
+  for (const auto& [given, message] : contradictions) {
+    const CommandResult result = run_sluice(quoted_words("plan " + given));
+    EXPECT_EQ(result.exit_code, 2) << given;
+    EXPECT_THAT(result.err, HasSubstr("sluice: " + message + "\n")) << given;
+  }
+}
+
+// The flags that plan prints are valid after those that it was given, and mean the configuration of the row.
+TEST(PlanCommand, PrintedFlagsMayFollowTheGivenOnes) {
+  const std::string base = "--model llama3-8b --cluster dgx-h100 --gbs 32 --seq-length 4096 ";
+  for (const std::string flags :
+       {"--zero-stage 0", "--zero-stage 1", "--zero-stage 1 | --use-distributed-optimizer no",
+        "--zero-stage 1 | --dp 1", "--zero-stage 2", "--zero-stage 2 | --dp 1", "--zero-stage 3 | --dp 1",
+        "--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7",
+        "--recompute-modules mlp | --recompute selective", "--overlap-p2p-communication"}) {
+    SCOPED_TRACE(flags);
+    const std::string given = flags.substr(0, flags.find('|'));
+    const std::string searched = flags.find('|') == std::string::npos ? "" : flags.substr(flags.find('|') + 1);
+    const json document = json::parse(
+        run_sluice(words("plan --json --schedule 1f1b --mbs 1 --tp 1 --pp 4 --top 3 " + base + given + searched)).out);
+    for (const json& row : document.at("ranking")) {
+      const CommandResult result =
+          run_sluice(quoted_words("simulate --json " + base + given + " " + row.at("flags").get<std::string>()));
+      ASSERT_NE(result.out, "") << result.err;
+      EXPECT_EQ(json::parse(result.out).at("makespan_s"), row.at("makespan_s"));
+    }
+  }
+}
+
+// A number of microbatches gives the batch of a plan where dp and the micro batch are given.
+TEST(PlanCommand, MicrobatchesGiveTheBatch) {
+  const std::string plan =
+      "plan --json --model llama3-8b --cluster dgx-h100 --seq-length 4096 --schedule 1f1b --recompute full --tp 2 --pp "
+      "4 "
+      "--use-distributed-optimizer no --use-tp-pp-dp-mapping no --recompute-num-layers 2 ";
+  for (const char* more : {"", "--partition "}) {
+    const json by_batch = json::parse(run_sluice(words(plan + more + "--dp 2 --mbs 2 --gbs 32")).out);
+    for (const char* given : {"--dp 2 --mbs 2 --microbatches 8", "--gpus 16 --mbs 2 --microbatches 8"}) {
+      const json found = json::parse(run_sluice(words(plan + more + given)).out);
+      const char* key = *more == 0 ? "ranking" : "iteration_s";
+      EXPECT_EQ(found.at(key), by_batch.at(key)) << more << given;
+    }
+  }
+  EXPECT_THAT(run_sluice(words(plan + "--microbatches 8 --dp 2 --mbs 1,2")).err, HasSubstr("one value each of --mbs"));
 }
 
 }  // namespace

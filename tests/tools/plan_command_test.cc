@@ -572,10 +572,8 @@ TEST(PlanCommand, InvalidFlagsAreReported) {
             "sluice: plan: unknown flag '--schedul'; did you mean '--schedule'?\n");
   // The flag was once accepted without effect.
   EXPECT_EQ(error(kLlama + "--group 2", 2).find("sluice: plan: --group has no effect on this command"), 0U);
-  EXPECT_EQ(
-      error("plan " + kExamples + "gpt3-175b-a100.json --microbatches 8", 2),
-      "sluice: plan: --microbatches has no effect on this command; flag of simulate, slice, weave, schedule, run, "
-      "profile --like\n");
+  EXPECT_EQ(error(kLlama + "--microbatches 8", 2),
+            "sluice: plan: --microbatches: specify --gbs or --microbatches, not both\n");
 }
 
 // All configurations are invalid: the message names the flags and keys that determine them.

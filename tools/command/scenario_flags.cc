@@ -191,7 +191,12 @@ CLI::Option* add_flag(CLI::App& command, auto& flag) {
   const std::string help = flag.row->full_help();
   const auto list = [](CLI::Option* option) { return option->delimiter(',')->allow_extra_args(false); };
   switch (flag.row->kind) {
-    case SettingKind::whole: return command.add_option(names, flag.whole, help);
+    case SettingKind::whole: {
+      CLI::Option* const option = command.add_option(names, flag.whole, help);
+      // `plan` takes these and prints them again after what it was given: the last one counts.
+      const bool printed = (flag.row->offers & kPlan) != 0 && flag.row->pointer.starts_with("/parallelism/");
+      return printed ? option->take_last() : option;
+    }
     case SettingKind::real: return command.add_option(names, flag.real, help);
     case SettingKind::word:
       return command.add_option(names, flag.text, help)->type_name(fmt::format("TEXT:{{{}}}", flag.row->words));

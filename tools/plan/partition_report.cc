@@ -18,6 +18,7 @@
 #include "model/to_size.h"
 #include "sim/engine/predict.h"
 #include "tools/command/document.h"
+#include "tools/plan/plan_output.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -117,8 +118,9 @@ PlanPoint only_configuration(const Scenario& base, const PlanSpace& space) {
 
 std::string partition_table(const PartitionReport& report) {
   const Partition& found = report.found;
-  std::string out = fmt::format("simulated {} partitions · {:.1f} s{}\n", found.simulated, report.seconds,
-                                report.interrupted ? " · interrupted: best so far" : "");
+  std::string out =
+      fmt::format("{} · simulated {} partitions · {:.1f} s{}\n", gpus_text(report.base, report.space), found.simulated,
+                  report.seconds, report.interrupted ? " · interrupted: best so far" : "");
   if (!found.result.fits) return out;
   const Gpu& gpu = report.base.cluster->gpu;
   out += fmt::format("layout     {}\n", layout(found));
@@ -139,10 +141,15 @@ std::string partition_table(const PartitionReport& report) {
 std::string partition_json(const PartitionReport& report) {
   const Partition& found = report.found;
   const Gpu& gpu = report.base.cluster->gpu;
-  OrderedJson out = {{"schema", "sluice.partition/1"}, {"interrupted", report.interrupted},
-                     {"seconds", report.seconds},      {"simulated", found.simulated},
-                     {"fits", found.result.fits},      {"pipeline_layout", layout(found)},
-                     {"stage_layers", found.layers},   {"iteration_s", to_seconds(found.result.iteration)},
+  OrderedJson out = {{"schema", "sluice.partition/1"},
+                     {"interrupted", report.interrupted},
+                     {"gpus", {{"used", report.space.gpus}, {"cluster", report.base.cluster->num_gpus()}}},
+                     {"seconds", report.seconds},
+                     {"simulated", found.simulated},
+                     {"fits", found.result.fits},
+                     {"pipeline_layout", layout(found)},
+                     {"stage_layers", found.layers},
+                     {"iteration_s", to_seconds(found.result.iteration)},
                      {"proven", found.proven}};
   out["lower_bound_s"] = found.bound > Duration{0} ? OrderedJson(to_seconds(found.bound)) : OrderedJson(nullptr);
   out["needed_memory_bytes"] = found.result.needed_bytes;

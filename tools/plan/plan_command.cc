@@ -254,7 +254,8 @@ Subcommand add_plan_command(CLI::App& app) {
       "  sluice plan examples/gpt3-175b-a100.json --schedule pipedream-2bw --tp 1\n"
       "  sluice plan examples/gpt3-175b-a100.json --partition --use-distributed-optimizer no\n"
       "  mpirun -n 16 sluice plan examples/gpt3-175b-a100.json --all --json\n\n"
-      "All GPUs of the cluster are used. Each flag of the search takes a comma-separated list; unspecified parameters "
+      "All GPUs of --gpus, of --nodes or of the given sizes are used; the first line names their number. Each flag of "
+      "the search takes a comma-separated list; unspecified parameters "
       "are searched. Configurations that cannot fit in memory, and those that a lower bound on their time rules out, "
       "are not simulated, except with --all.");
   command->group("Predict and plan");
@@ -274,9 +275,16 @@ Subcommand add_plan_command(CLI::App& app) {
   };
   PlanSpace& space = options->request.space;
   search(command
-             ->add_option("--gpus", space.gpus,
-                          "Number of GPUs, 1 to 16777216 (default: the scenario's, or all of the cluster)")
+             ->add_option(
+                 "--gpus", space.gpus,
+                 "Number of GPUs, 1 to 16777216 (default: the scenario's or --nodes', else tp x cp x pp x dp where dp "
+                 "is given, else the nodes that hold tp x cp x pp)")
              ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24)));
+  search(command
+             ->add_option("--microbatches", options->request.microbatches,
+                          "Number of microbatches per batch and pipeline, 1 to 1048576, in place of --gbs: with one "
+                          "value each of --dp and --mbs it gives the batch (default: the scenario's)")
+             ->check(CLI::Range(1, 1 << 20)));
   search(command
              ->add_option("--runs-on", options->request.runs_on,
                           "Only configurations that this framework runs as it is, and its command line or "

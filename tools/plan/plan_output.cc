@@ -313,14 +313,19 @@ OrderedJson unranked_json(const Plan& plan, int index) {
 
 }  // namespace
 
+std::string gpus_text(const Scenario& base, const PlanSpace& space) {
+  const Cluster& cluster = *base.cluster;
+  return fmt::format("{} of {} GPUs, {} x {}", space.gpus, cluster.num_gpus(), cluster.nodes, cluster.name);
+}
+
 std::string plan_table(const PlanReport& report) {
   const Plan& plan = *report.plan;
   const Counts counts = counts_of(plan);
-  std::string out =
-      fmt::format("evaluated {} · invalid {} · do not fit {} · ruled out by bounds {} · simulated {} · {:.1f} s{}\n",
-                  grouped(static_cast<double>(plan.points().size()) - counts.open), grouped(counts.refused),
-                  grouped(counts.over + counts.too_large), grouped(counts.bounded), grouped(counts.simulated),
-                  report.seconds, report.interrupted ? " · interrupted: best so far" : "");
+  std::string out = fmt::format(
+      "{} · evaluated {} · invalid {} · do not fit {} · ruled out by bounds {} · simulated {} · {:.1f} s{}\n",
+      gpus_text(plan.base(), plan.space()), grouped(static_cast<double>(plan.points().size()) - counts.open),
+      grouped(counts.refused), grouped(counts.over + counts.too_large), grouped(counts.bounded),
+      grouped(counts.simulated), report.seconds, report.interrupted ? " · interrupted: best so far" : "");
   const std::vector<int> ranking = plan.ranking();
   if (ranking.empty()) return out;
   out += ranking_text(report, ranking);
@@ -342,6 +347,7 @@ std::string plan_json(const PlanReport& report) {
   const std::vector<int> ranking = plan.ranking();
   OrderedJson out = {{"schema", "sluice.plan/1"},
                      {"interrupted", report.interrupted},
+                     {"gpus", {{"used", plan.space().gpus}, {"cluster", plan.base().cluster->num_gpus()}}},
                      {"counts",
                       {{"evaluated", static_cast<int>(plan.points().size()) - counts.open},
                        {"refused", counts.refused},

@@ -18,8 +18,11 @@ struct PlanReport {
   const Framework* framework = nullptr;  // that runs all configurations; null: any
 };
 
-// Returns the text for the terminal: counts, ranking, Pareto front, and how the framework runs the best configuration;
-// without a framework, the best that Megatron-LM runs.
+// Returns "384 of 384 GPUs, 48 x dgx-h100": those that a plan uses, and those of the cluster.
+std::string gpus_text(const Scenario& base, const PlanSpace& space);
+
+// Returns the text for the terminal: GPUs, counts, ranking, Pareto front, and how the framework runs the best
+// configuration; without a framework, the best that Megatron-LM runs.
 std::string plan_table(const PlanReport& report);
 // Returns JSON, schema sluice.plan/1: the ranking of all simulated configurations that fit, and the status of the
 // others.

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
 
 #include "model/errors.h"
 #include "model/scenario/settings.h"
@@ -20,6 +22,8 @@ constexpr int kCandidates = 16;
 
 // Number of leading configurations whose partitions are searched.
 constexpr int kRefined = 10;
+
+constexpr std::int64_t kMostBatch = std::int64_t{1} << 30;
 
 // Removes the keys of a document that the plan chooses or does not use.
 void remove_unread(nlohmann::json& document) {
@@ -53,6 +57,49 @@ void fill_from_file(const nlohmann::json& document, PlanSpace& space) {
   if (document.contains("schedule") && document.at("schedule").is_string()) return fill("/schedule", space.families);
   fill("/schedule/name", space.families);
   fill("/schedule/slices", space.slices);
+}
+
+// Returns the number of GPUs of the flags and the document's "parallelism", and where it comes from: tp x cp x pp x dp
+// where dp is given, otherwise whole nodes that hold one replica. Throws InputError if flags with several values fit
+// several numbers.
+std::pair<std::int64_t, std::string> gpus_of_sizes(const nlohmann::json& parallelism, const PlanSpace& space,
+                                                   int gpus_per_node) {
+  constexpr std::int64_t kMostGpus = std::int64_t{1} << 24;
+  const auto in_document = [&](const char* key) {
+    const auto found = parallelism.find(key);
+    return found != parallelism.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
+  };
+  // Sizes of a scenario with dp are those of its GPUs, whatever flags search on them.
+  const bool whole = space.dp.empty() && in_document("dp") > 0;
+  std::int64_t gpus = 1;
+  bool several = false;
+  for (const auto& [key, sizes] : {std::pair("tp", &space.tp), std::pair("cp", &space.cp), std::pair("pp", &space.pp),
+                                   std::pair("dp", &space.dp)}) {
+    const bool given = !whole && !sizes->empty();
+    const std::int64_t size = given ? *std::min_element(sizes->begin(), sizes->end()) : in_document(key);
+    if (size > kMostGpus / gpus) throw InputError(fmt::format("plan: expected at most {} GPUs", kMostGpus));
+    gpus *= std::max(size, std::int64_t{1});
+    several = several || (given && sizes->size() > 1);
+  }
+  if (whole) return {gpus, " of the scenario's tp x cp x pp x dp"};
+  if (!space.dp.empty() && several) {
+    throw InputError(
+        fmt::format("plan: --gpus: required, since {} fit several numbers of GPUs", requested_flags(space)));
+  }
+  if (!space.dp.empty()) return {gpus, " of tp x cp x pp x dp"};
+  const std::int64_t nodes = (gpus + gpus_per_node - 1) / gpus_per_node;
+  return {nodes > 1 && gpus % gpus_per_node != 0 ? gpus : nodes * gpus_per_node, ""};
+}
+
+// Sets the number of GPUs of the space, and the nodes of the cluster where they are not specified.
+void set_gpus(const nlohmann::json& parallelism, PlanSpace& space, Cluster& cluster) {
+  if (space.gpus == 0 && cluster.nodes_specified) {
+    space.gpus = cluster.num_gpus();
+    space.gpus_from = fmt::format(" of {} x {}", cluster.nodes, cluster.name);
+  } else if (space.gpus == 0) {
+    std::tie(space.gpus, space.gpus_from) = gpus_of_sizes(parallelism, space, cluster.gpus_per_node);
+  }
+  cluster.use_for(space.gpus);
 }
 
 std::vector<bool> yes_or_no(const std::vector<std::string>& words, const char* flag) {
@@ -96,6 +143,60 @@ PlanSpace space_of(const PlanRequest& request) {
   return space;
 }
 
+// Returns the one value of flags, or of the document; 0 if there is none or several.
+std::int64_t one_size(const std::vector<int>& flags, const nlohmann::json& document, const char* pointer) {
+  const nlohmann::json::json_pointer place{pointer};
+  if (!flags.empty()) return flags.size() == 1 ? flags.front() : 0;
+  return document.contains(place) && document.at(place).is_number_integer() ? document.at(place).get<std::int64_t>()
+                                                                            : 0;
+}
+
+// Replaces a number of microbatches without a global batch by the batch: microbatches x micro_batch x dp.
+void batch_of_microbatches(const PlanRequest& request, nlohmann::json& document, const PlanSpace& space) {
+  nlohmann::json& batch = document["batch"];
+  if (request.microbatches > 0) {
+    const std::string source = request.file.empty() ? "command line" : request.file;
+    if (batch.contains("global_batch") &&
+        ScenarioFlags::naming_flags(source + ": /batch/global_batch: ", document, request.file).starts_with("--")) {
+      throw InputError("plan: --microbatches: specify --gbs or --microbatches, not both");
+    }
+    batch["microbatches"] = request.microbatches;
+    batch.erase("global_batch");
+  }
+  if (batch.contains("global_batch") || !batch.contains("microbatches")) return;
+  const auto or_one = [](std::int64_t size, const std::vector<int>& flags) {
+    return size == 0 && flags.empty() ? 1 : size;
+  };
+  const std::int64_t micro = or_one(one_size(space.micro_batch, document, "/batch/micro_batch"), space.micro_batch);
+  std::int64_t dp = one_size(space.dp, document, "/parallelism/dp");
+  if (dp == 0 && space.dp.empty()) {
+    const std::int64_t replica = or_one(one_size(space.tp, document, "/parallelism/tp"), space.tp) *
+                                 or_one(one_size(space.cp, document, "/parallelism/cp"), space.cp) *
+                                 one_size(space.pp, document, "/parallelism/pp");
+    if (replica > 0 && space.gpus % replica == 0) dp = space.gpus / replica;
+  }
+  const std::int64_t microbatches = one_size({}, document, "/batch/microbatches");
+  if (micro < 1 || dp < 1 || microbatches < 1 || micro > kMostBatch / dp / microbatches) {
+    throw InputError(
+        "plan: --microbatches gives a batch together with one value each of --mbs and --dp: specify these, or the "
+        "global batch (--gbs)");
+  }
+  batch["global_batch"] = micro * dp * microbatches;
+  batch.erase("microbatches");
+}
+
+// With ZeRO stage 0 or 1 given, all configurations have it, unless flags search both.
+void fix_distributed_optimizer(const PlanRequest& request, const nlohmann::json& document, PlanSpace& space) {
+  const nlohmann::json::json_pointer place("/parallelism/zero");
+  if (!document.contains(place) || !document.at(place).is_number_integer()) return;
+  const int stage = document.at(place).get<int>();
+  const std::vector<std::string>& words = request.distributed_optimizer;
+  if (words.empty() && (stage == 0 || stage == 1)) space.distributed_optimizer = {stage == 1};
+  if (stage == 0 && std::find(words.begin(), words.end(), "yes") != words.end()) {
+    throw InputError("plan: --use-distributed-optimizer yes excludes --zero-stage 0, which shards nothing");
+  }
+}
+
 Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool partition, PlanSpace& space) {
   ScenarioFlags::check_file(request.file, document);
   if (partition) {
@@ -109,14 +210,20 @@ Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool
     }
     document.at("parallelism").erase("overlap_param_gather");
   }
-  if (const nlohmann::json::json_pointer gpus("/parallelism/gpus"); document.contains(gpus)) {
-    if (space.gpus == 0 && document.at(gpus).is_number_integer()) space.gpus = document.at(gpus);
+  if (space.gpus > 0) space.gpus_from = " of --gpus";
+  const nlohmann::json parallelism = document.value("parallelism", nlohmann::json::object());
+  if (parallelism.contains("gpus")) {
+    if (parallelism.contains("dp")) {
+      throw InputError(fmt::format("{}: /parallelism/gpus: specify dp or gpus, not both", request.file));
+    }
+    if (space.gpus == 0 && parallelism.at("gpus").is_number_integer()) {
+      space.gpus = parallelism.at("gpus");
+      space.gpus_from = " of /parallelism/gpus";
+    }
     document.at("parallelism").erase("gpus");  // of all configurations
   }
-  const auto batch = document.find("batch");
-  if (batch != document.end() && !batch->contains("global_batch") && batch->contains("microbatches")) {
-    throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
-  }
+  batch_of_microbatches(request, document, space);
+  fix_distributed_optimizer(request, document, space);
   remove_unread(document);
   Scenario scenario = ScenarioFlags::read(document, request.file);
   if (scenario.training.zero_stage() > 1 && !request.distributed_optimizer.empty()) {
@@ -124,7 +231,7 @@ Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool
         fmt::format("plan: --use-distributed-optimizer excludes --zero-stage {}, which shards optimizer states too",
                     scenario.training.zero_stage()));
   }
-  if (scenario.cluster && space.gpus > 0) scenario.cluster->use_for(space.gpus);
+  if (scenario.cluster) set_gpus(parallelism, space, *scenario.cluster);
   if (scenario.model && !document.contains(nlohmann::json::json_pointer("/parallelism/recompute_modules"))) {
     scenario.training.recompute_modules = cheap_modules(*scenario.model, scenario.training);
   }

@@ -22,6 +22,7 @@ struct PlanRequest {
   std::vector<std::string> overlap_param_gather;
   std::vector<std::string> mapping;
   std::string slicing = "balanced";
+  int microbatches = 0;  // gives the global batch, with dp and the micro batch; 0: the scenario's
   bool no_sequence_parallel = false;
   bool even_stages = false;
   bool everything = false;
