@@ -1,5 +1,8 @@
 #include "model/input/nearest.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <numeric>
@@ -25,6 +28,18 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     }
   }
   return row[b.size()];
+}
+
+// Whether `word` is a sequence of whole parts of a name with dashes.
+bool has_part(std::string_view name, std::string_view word) {
+  const auto same = [](char a, char b) { return lower_case(a) == lower_case(b); };
+  for (std::size_t at = 0; at + word.size() <= name.size(); ++at) {
+    const bool whole =
+        (at == 0 || name[at - 1] == '-') && (at + word.size() == name.size() || name[at + word.size()] == '-');
+    if (whole && std::equal(word.begin(), word.end(), name.begin() + static_cast<std::ptrdiff_t>(at), same))
+      return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -57,6 +72,13 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates) {
   const std::string found = nearest(word, candidates);
+  if (!word.empty() && !word.starts_with('-') && !has_part(found, word)) {
+    std::vector<std::string> names;
+    for (const std::string& each : candidates) {
+      if (names.size() < 4 && has_part(each, word)) names.push_back("'" + each + "'");
+    }
+    if (!names.empty()) return fmt::format("; did you mean {}?", fmt::join(names, " or "));
+  }
   return found.empty() ? "" : "; did you mean '" + found + "'?";
 }
 

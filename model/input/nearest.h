@@ -13,7 +13,8 @@ namespace sluice::model {
 // more than 3 letters with the same first one.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
-// Returns "; did you mean 'x'?", or "" if nothing is near.
+// Returns "; did you mean 'x'?", or "" if nothing is near. Names with `word` between their dashes, as dgx-h100 with
+// h100, come before typos of others: "; did you mean 'x' or 'y'?", at most four.
 std::string did_you_mean(std::string_view word, std::span<const std::string> candidates);
 
 }  // namespace sluice::model

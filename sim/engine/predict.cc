@@ -1,5 +1,7 @@
 #include "sim/engine/predict.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <new>
 #include <optional>
@@ -66,6 +68,28 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
     if (peak > 0) out.mfu = out.model_tflops_per_device * 1e12 / peak;
   }
   return out;
+}
+
+std::string mfu_remark(const Scenario& scenario, double mfu) {
+  if (!scenario.cluster || !scenario.model) return "";
+  const Gpu& gpu = scenario.cluster->gpu;
+  const Transformer& model = *scenario.model;
+  const std::int64_t tokens = scenario.training.sequence_length;
+  const int bits = traits_of(scenario.training.precision).bits;
+  const double sustained = gpu.peak_of(bits) > 0 ? gpu.gemm_flops_per_s(bits) / gpu.peak_of(bits) : 0;
+  if (sustained == 0 || mfu <= sustained) return "";
+  // The full square of attention has twice the FLOPs of causal attention.
+  const int dense = model.dense_layers();
+  const double causal =
+      dense * layer_slice_flops(model, tokens, 0).attention +
+      (model.layers + model.mtp_layers - dense) * layer_slice_flops(model, tokens, 0, LayerKind::experts).attention;
+  const double executed = mfu * (1 - 3 * causal / iteration_model_flops(model, tokens, 1, false));
+  const std::string above = fmt::format("MFU {:.1f} % is above the {:.1f} % of the peak that {} sustains", 100 * mfu,
+                                        100 * sustained, gpu.name);
+  return executed > sustained
+             ? above + ": no iteration is as fast, an error of the cost model or of the given times"
+             : fmt::format("{}, since it counts attention as the full square: {:.1f} % with causal attention", above,
+                           100 * executed);
 }
 
 Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {

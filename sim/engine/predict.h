@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "model/scenario/setup.h"
@@ -17,6 +18,10 @@ Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory);
 // Throughput of one batch of `sequences` over all replicas that takes `seconds`. `stages` as split for the schedule.
 Throughput throughput_of(const Scenario& scenario, const std::vector<StageContents>& stages, double sequences,
                          double seconds);
+
+// Returns a remark if `mfu` is above the fraction of the peak that the GPU's GEMMs sustain: either since MFU counts
+// attention as the full square, or because the predicted time is impossible; "" if it is not above.
+std::string mfu_remark(const Scenario& scenario, double mfu);
 
 // Prices the graph, applies the scenario's slow ranks and links, simulates and measures the timeline, and runs the
 // jitter trials. Throws InputError.

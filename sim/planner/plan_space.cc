@@ -79,12 +79,38 @@ class Enumeration {
       return fmt::format("plan: no requested expert-parallel size divides tp x cp x dp / etp and the {} experts{}",
                          model_.experts.count, given);
     }
+    if (!batch_divides_ && space_.tp.empty() && space_.cp.empty() && space_.pp.empty() && space_.dp.empty() &&
+        space_.micro_batch.empty()) {
+      return fmt::format(
+          "plan: {} GPUs{} leave no data-parallel size that divides the global batch {}: use {} GPUs, or another batch",
+          space_.gpus, space_.gpus_from, base_.global_batch, fmt::join(nearest_usable_gpus(), " or "));
+    }
     if (!batch_divides_) {
       return fmt::format("plan: the global batch {} is not a multiple of micro_batch x dp for any requested sizes{}",
                          base_.global_batch, given);
     }
     if (!refused_.empty()) return "plan: no requested configuration can run: " + refused_;
     return fmt::format("plan: no requested family supports any of the requested chunks and slices{}", given);
+  }
+
+  // The next smaller and the next larger number of GPUs of which some are replicas that divide the global batch.
+  std::vector<std::int64_t> nearest_usable_gpus() const {
+    const auto usable = [&](std::int64_t gpus) {
+      for (const int tp : divisors(base_.cluster->gpus_per_node, model_.heads)) {
+        if (model_.heads % tp != 0 || gpus % tp != 0) continue;
+        for (const int pp : divisors(gpus / tp, model_.layers)) {
+          if (base_.global_batch % (gpus / tp / pp) == 0) return true;
+        }
+      }
+      return false;
+    };
+    std::vector<std::int64_t> out;
+    for (const int step : {-1, 1}) {
+      std::int64_t gpus = space_.gpus + step;
+      while (gpus > 0 && gpus < 2 * space_.gpus && !usable(gpus)) gpus += step;
+      if (usable(gpus)) out.push_back(gpus);
+    }
+    return out;
   }
 
   std::vector<int> context_sizes() const {

@@ -167,6 +167,49 @@ TEST(PlanCommand, GpusFollowFromWhatIsGiven) {
   }
 }
 
+TEST(Suggestions, NamesWithTheWordComeBeforeTypos) {
+  for (const auto& [word, suggestion] : {std::pair("h100", "; did you mean 'dgx-h100' or 'h100-96gb'?"),
+                                         {"H200", "; did you mean 'dgx-h200'?"},
+                                         {"b200", "; did you mean 'dgx-b200'?"},
+                                         {"h80", "; did you mean 'h800'?"}}) {
+    const std::string line = fmt::format("simulate --model llama3-8b --pp 2 --microbatches 4 --cluster {}", word);
+    EXPECT_THAT(run_sluice(words(line)).err, HasSubstr(fmt::format("got \"{}\"{}\n", word, suggestion)));
+  }
+}
+
+TEST(PlanCommand, NumbersOfGpusThatLeaveNoReplicasAreNamed) {
+  const std::string plan = "plan --model llama3-8b --cluster dgx-h100 --gbs 64 --seq-length 8192 --gpus ";
+  for (const auto& [gpus, usable] : {std::pair("511", "496 or 512"), {"509", "496 or 512"}, {"127", "124 or 128"}}) {
+    const CommandResult result = run_sluice(words(plan + gpus));
+    EXPECT_EQ(result.err, fmt::format("sluice: plan: {} GPUs of --gpus leave no data-parallel size that divides the "
+                                      "global batch 64: use {} GPUs, or another batch\n",
+                                      gpus, usable));
+  }
+  EXPECT_EQ(run_sluice(words(plan + "496 --schedule 1f1b --mbs 1 --recompute full")).exit_code, 0);
+}
+
+TEST(Inputs, YamlIsNamed) {
+  const TemporaryFolder folder;
+  const std::string yaml = "# a comment\nmodel: llama3-8b\n";
+  for (const auto& [name, text] : {std::pair("a.yaml", yaml),
+                                   {"b.yml", "- model\n- trainer\n"},
+                                   {"c.yaml", "{model: llama3-8b}\n"},
+                                   {"d", "---\nmodel: llama3-8b\n"},
+                                   {"e.yaml", "\"model\": llama3-8b\n"},
+                                   {"f.json", yaml}}) {
+    const std::string file = written(folder, name, text);
+    for (const std::string& line :
+         {"simulate " + file, "plan " + file, "simulate --pp 2 --microbatches 2 --cluster " + file,
+          "simulate --pp 2 --microbatches 2 --seq-length 64 --model " + file}) {
+      if (std::string_view(name) == "d" && line.find("--") != std::string::npos) continue;
+      const CommandResult result = run_sluice(words(line));
+      EXPECT_EQ(result.exit_code, 2) << line;
+      EXPECT_THAT(result.err, HasSubstr("YAML")) << line;
+      EXPECT_THAT(result.err, testing::Not(HasSubstr("not JSON"))) << line;
+    }
+  }
+}
+
 // The flags that plan prints are valid after those that it was given, and mean the configuration of the row.
 TEST(PlanCommand, PrintedFlagsMayFollowTheGivenOnes) {
   const std::string base = "--model llama3-8b --cluster dgx-h100 --gbs 32 --seq-length 4096 ";
@@ -187,6 +230,26 @@ TEST(PlanCommand, PrintedFlagsMayFollowTheGivenOnes) {
       EXPECT_EQ(json::parse(result.out).at("makespan_s"), row.at("makespan_s"));
     }
   }
+}
+
+// An MFU above what the GPU sustains is remarked: by what counts, or as an error.
+TEST(Throughput, ImpossibleMfuIsRemarked) {
+  const std::string base = "--model llama3-8b --cluster dgx-a100-80gb --pp 1 --tp 8 --gbs 4 --seq-length ";
+  const auto remark = [&](const std::string& line) {
+    const json document = json::parse(run_sluice(words("simulate --json " + base + line)).out);
+    const json& found = document.at("throughput").at("remark");
+    const std::string text = run_sluice(words("simulate " + base + line)).out;
+    std::string out = found.is_string() ? found.get<std::string>() : "";
+    EXPECT_THAT(text, HasSubstr(out));
+    return out;
+  };
+  EXPECT_EQ(remark("8192"), "");
+  EXPECT_THAT(remark("8388608"), HasSubstr("since it counts attention as the full square"));
+  EXPECT_THAT(remark("8192 --uniform f=0.0001,b=0.0002"),
+              HasSubstr("an error of the cost model or of the given times"));
+  const CommandResult sweep =
+      run_sluice(words("simulate --uniform f=0.0001,b=0.0001,w=0.0001 --sweep gbs=4,8 " + base + "8192"));
+  EXPECT_THAT(sweep.err, HasSubstr("an error of the cost model or of the given times"));
 }
 
 // A number of microbatches gives the batch of a plan where dp and the micro batch are given.

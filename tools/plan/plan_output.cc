@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "import/megatron_arguments.h"
+#include "sim/engine/predict.h"
 #include "sim/planner/shortlist.h"
 #include "sim/planner/structure_runs.h"
 #include "tools/command/document.h"
@@ -284,6 +285,9 @@ OrderedJson ranked_json(const Plan& plan, int index) {
   out["tokens_per_s_per_device"] = tokens_per_device(point, result);
   out["model_tflops_per_device"] = result.throughput.model_tflops_per_device;
   out["mfu"] = result.throughput.mfu;
+  if (const std::string remark = mfu_remark(plan.base(), result.throughput.mfu); !remark.empty()) {
+    out["mfu_remark"] = remark;
+  }
   out["needed_memory_bytes"] = result.needed_bytes;
   out["within_memory_margin"] = result.tight;
   out["rank"] = result.rank;
@@ -329,6 +333,10 @@ std::string plan_table(const PlanReport& report) {
   const std::vector<int> ranking = plan.ranking();
   if (ranking.empty()) return out;
   out += ranking_text(report, ranking);
+  if (const std::string remark = mfu_remark(plan.base(), plan.results()[ranking.front()].throughput.mfu);
+      !remark.empty()) {
+    out += fmt::format("#1: {}\n", remark);
+  }
   out += "Pareto (time, memory): " + front_text(plan, ranking) + "\n";
   const int close = within_error(plan, ranking, report.model_error);
   if (close > 1) {

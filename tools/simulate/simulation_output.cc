@@ -434,7 +434,11 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
                        {"tokens_per_s_per_device", known(throughput.tokens_per_s / static_cast<double>(gpus))},
                        {"model_tflops_per_device", known(throughput.model_tflops_per_device)},
                        {"hardware_tflops_per_device", known(throughput.hardware_tflops_per_device)},
-                       {"mfu", known(throughput.mfu)}};
+                       {"mfu", known(throughput.mfu)},
+                       {"remark", nullptr}};
+  if (const std::string remark = mfu_remark(scenario, throughput.mfu); !remark.empty()) {
+    out["throughput"]["remark"] = remark;
+  }
   if (prediction.corrected) out["calibration"] = calibration_json(scenario, *prediction.corrected);
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;
@@ -478,8 +482,9 @@ std::string simulation_text(const Setup& setup, const Prediction& prediction, co
   out += fmt::format("\n{}\n  idle   {}\n  waits for  {}\n  critical path  {}\n",
                      rank_table(prediction, document["ranks"]), idle_line(prediction),
                      idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
-  if (const std::string assumed = assumed_times_line(setup.scenario()); !assumed.empty()) {
-    out += fmt::format("  {}\n", assumed);
+  for (const std::string& line :
+       {assumed_times_line(setup.scenario()), mfu_remark(setup.scenario(), prediction.throughput.mfu)}) {
+    if (!line.empty()) out += fmt::format("  {}\n", line);
   }
   out += measured_kernels_text(setup) + culprit_rank_line(setup, prediction) + culprit_link_line(setup, prediction);
   if (!prediction.trials) return out;

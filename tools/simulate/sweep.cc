@@ -177,6 +177,9 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       point.result = results_of(*planned.setup, predict(*planned.setup));
       point.warning = calibration_warning(planned.setup->scenario());
       if (point.warning.empty()) point.warning = assumed_times_line(planned.setup->scenario());
+      if (point.warning.empty() && !point.result["mfu"].is_null()) {
+        point.warning = mfu_remark(planned.setup->scenario(), point.result["mfu"].get<double>());
+      }
       point.adapted = std::move(adapted);
     } catch (const InputError& error) {
       point.error = ScenarioFlags::naming_flags(error.what(), document, file);

@@ -25,7 +25,7 @@ struct SweepPoint {
   std::vector<std::string> adapted;  // with a result: changes to suit the schedule family, such as "vpp 3 -> 1"
   OrderedJson result;                // as in sluice.sweep/1; null without one
   std::string error;
-  std::string warning;  // calibration_warning or assumed_times_line
+  std::string warning;  // calibration_warning, assumed_times_line or mfu_remark
 
   bool has_result() const { return !result.is_null(); }
   bool fits() const { return !has_result() || result.value("fits", true); }
