@@ -13,7 +13,7 @@ namespace sluice::model {
 // Bytes that one replica of a stage occupies for the whole run, on one device.
 struct StageBytes {
   std::int64_t weights = 0;    // one version, in the compute precision; with ZeRO 3 the shard, and what stays gathered
-  std::int64_t gradients = 0;  // from the start
+  std::int64_t gradients = 0;  // from the start; the shard of accumulated_gradients from their first reduction
   // Of gradients that are allocated by the first B or W after a reduction, and freed when they have been reduced.
   std::int64_t accumulated_gradients = 0;
   std::int64_t optimizer = 0;  // master weights and Adam moments (after sharding)

@@ -127,7 +127,9 @@ class HeldList {
         add({memory_class, stage, name, footprint.stage_formula(field), count, count * bytes.*field});
       };
       whole(MemoryClass::weights, "weights", versions, &StageBytes::weights);
-      whole(MemoryClass::gradients, "weight gradients", 1, &StageBytes::gradients);
+      if (bytes.accumulated_gradients == 0) {
+        whole(MemoryClass::gradients, "weight gradients", 1, &StageBytes::gradients);
+      }
       whole(MemoryClass::optimizer, "optimizer states", 1, &StageBytes::optimizer);
       scratch = std::max(scratch, bytes.scratch);
     }
@@ -154,8 +156,16 @@ HeldList held_until(const OpGraph& graph, const Timeline& timeline, const Footpr
                     Duration until) {
   HeldList out;
   out.add_standing(graph, footprint, rank);
+  std::vector<int> reduced;
   for (const GradientSpan& span : gradient_spans(graph, timeline)) {
-    if (span.rank != rank || span.start > time || span.end <= time) continue;
+    if (span.rank != rank || span.start > time) continue;
+    if (span.end <= time) {
+      if (std::find(reduced.begin(), reduced.end(), span.stage) != reduced.end()) continue;
+      reduced.push_back(span.stage);
+      out.add({MemoryClass::gradients, span.stage, "weight gradients, reduced",
+               footprint.stage_formula(&StageBytes::gradients), 1, graph.stage_bytes(span.stage).gradients});
+      continue;
+    }
     out.add({MemoryClass::gradients, span.stage, "weight gradients, until they are reduced",
              footprint.stage_formula(&StageBytes::accumulated_gradients), 1,
              graph.stage_bytes(span.stage).accumulated_gradients});

@@ -236,7 +236,7 @@ BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& byte
   for (const int stage : schedule.stages_of(rank)) {
     const StageBytes& bytes = bytes_of(stage);
     held[slot(MemoryClass::weights)] += bytes.weights * num_weight_versions(schedule, rank);
-    held[slot(MemoryClass::gradients)] += bytes.gradients;
+    if (bytes.accumulated_gradients == 0) held[slot(MemoryClass::gradients)] += bytes.gradients;
     held[slot(MemoryClass::optimizer)] += bytes.optimizer;
     held[slot(MemoryClass::buffers)] = std::max(held[slot(MemoryClass::buffers)], bytes.scratch);
   }
@@ -326,6 +326,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
   auto next_span = spans.begin();
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<Freed> freed;  // gradients, by time
+    std::vector<int> reduced_stages;
     std::size_t next_freed = 0;
     std::vector<std::span<const Served>> inbound;  // still to arrive, by link
     for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
@@ -371,7 +372,12 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         const std::int64_t bytes = graph.stage_bytes(next_span->stage).accumulated_gradients;
         account.apply(op.end, {.gradients = bytes});
         if (next_span->end == Duration::max()) continue;
-        const Freed reduced{next_span->end, bytes};
+        // The first reduction leaves the stage's shard in place of its gradients.
+        const bool first =
+            std::find(reduced_stages.begin(), reduced_stages.end(), next_span->stage) == reduced_stages.end();
+        if (first) reduced_stages.push_back(next_span->stage);
+        const std::int64_t shard = first ? graph.stage_bytes(next_span->stage).gradients : 0;
+        const Freed reduced{next_span->end, bytes - shard};
         freed.insert(std::upper_bound(freed.begin() + static_cast<std::ptrdiff_t>(next_freed), freed.end(), reduced,
                                       [](const Freed& a, const Freed& b) { return a.time < b.time; }),
                      reduced);

@@ -221,7 +221,7 @@ void TransformerFootprint::shard_parameters(const StageContents& held, StageByte
 // gradients of a unit, and those of the previous unit in the format of the reduction. ZeRO 2 has the latter alone.
 std::int64_t TransformerFootprint::unit_bytes(const StageContents& held) const {
   const std::vector<StageContents> units = sharded_units(held);
-  const bool reduces = training_.reduces_per_op();
+  const bool reduces = training_.reduces_per_op() && training_.data_ranks() > 1;
   const bool shards = training_.zero_stage() == 3;
   const auto gathered = [&](const StageContents& unit) {
     return training_.reshards() ? gathered_parameter_bytes(model_, training_, unit) : 0;

@@ -22,7 +22,9 @@ constexpr std::int64_t kUnreachable = std::numeric_limits<std::int64_t>::max() /
 constexpr int kRoles = 4;
 
 // The bytes that a stage holds for the whole run.
-std::int64_t standing_of(const StageBytes& bytes) { return bytes.weights + bytes.gradients + bytes.optimizer; }
+std::int64_t standing_of(const StageBytes& bytes) {
+  return bytes.weights + (bytes.accumulated_gradients > 0 ? 0 : bytes.gradients) + bytes.optimizer;
+}
 
 // The contents of the stages where the first one has all layers.
 std::vector<StageContents> all_in_first(const Scenario& scenario, const Schedule& schedule) {

@@ -252,6 +252,37 @@ TEST(Throughput, ImpossibleMfuIsRemarked) {
   EXPECT_THAT(sweep.err, HasSubstr("an error of the cost model or of the given times"));
 }
 
+// Sharding more never needs more memory, with any number of replicas and pipeline ranks; nor do more replicas.
+TEST(Memory, FallsWithTheStageOfZeroAndTheReplicas) {
+  for (const std::string model : {"llama3-8b", "qwen3-30b-a3b"}) {
+    for (const char* family : {"1f1b", "zb-h1", "gpipe"}) {
+      for (const int pp : {1, 2, 4}) {
+        std::int64_t of_fewer[3] = {};
+        for (const int dp : {1, 2, 4}) {
+          std::int64_t last = 0;
+          for (const int stage : {0, 1, 2}) {
+            const std::string line = fmt::format(
+                "simulate --json --explain-memory --model {} --cluster dgx-b200 --schedule {} --pp {} --dp {} --mbs 1 "
+                "--microbatches 4 --seq-length 8192 --recompute full --zero-stage {}",
+                model, family, pp, dp, stage);
+            SCOPED_TRACE(line);
+            const json document = json::parse(run_sluice(words(line)).out);
+            const auto needed = document.at("memory").at("needed_bytes").get<std::int64_t>();
+            EXPECT_LE(needed, stage > 0 ? last : needed);
+            EXPECT_LE(needed, dp > 1 ? of_fewer[stage] : needed);
+            last = of_fewer[stage] = needed;
+            std::int64_t sum = 0;
+            for (const json& tensor : document.at("explain_memory").at("tensors")) {
+              sum += tensor.at("bytes").get<std::int64_t>();
+            }
+            EXPECT_EQ(sum, document.at("explain_memory").at("bytes").get<std::int64_t>());
+          }
+        }
+      }
+    }
+  }
+}
+
 // A number of microbatches gives the batch of a plan where dp and the micro batch are given.
 TEST(PlanCommand, MicrobatchesGiveTheBatch) {
   const std::string plan =

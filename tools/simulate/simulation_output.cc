@@ -347,6 +347,22 @@ std::string culprit_link_line(const Setup& setup, const Prediction& prediction) 
                      }));
 }
 
+// Returns one line if the rank with most memory holds shards of gradients beside whole ones at its peak, and so more
+// than with ZeRO 1; otherwise "".
+std::string sharded_gradients_line(const Setup& setup, const Prediction& prediction) {
+  if (!prediction.fit || setup.scenario().training.zero_stage() != 2) return "";
+  const int rank = prediction.fit->rank;
+  std::int64_t whole = 0;
+  for (const int stage : setup.schedule().stages_of(rank)) {
+    whole += setup.graph().stage_bytes(stage).accumulated_gradients;
+  }
+  const std::int64_t held = prediction.memory[to_size(rank)].at_peak[static_cast<std::size_t>(MemoryClass::gradients)];
+  if (whole == 0 || held <= whole) return "";
+  return fmt::format(
+      "ZeRO 2: rank {} holds {:.2f} GiB of gradients at its peak, whole ones and shards; with ZeRO 1 {:.2f}", rank,
+      static_cast<double>(held) / kGiB, static_cast<double>(whole) / kGiB);
+}
+
 // The iteration time, throughput and memory.
 std::string iteration_line(const Setup& setup, const Prediction& prediction, const OrderedJson& document) {
   OrderedJson values = document;
@@ -483,7 +499,8 @@ std::string simulation_text(const Setup& setup, const Prediction& prediction, co
                      rank_table(prediction, document["ranks"]), idle_line(prediction),
                      idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
   for (const std::string& line :
-       {assumed_times_line(setup.scenario()), mfu_remark(setup.scenario(), prediction.throughput.mfu)}) {
+       {assumed_times_line(setup.scenario()), mfu_remark(setup.scenario(), prediction.throughput.mfu),
+        sharded_gradients_line(setup, prediction)}) {
     if (!line.empty()) out += fmt::format("  {}\n", line);
   }
   out += measured_kernels_text(setup) + culprit_rank_line(setup, prediction) + culprit_link_line(setup, prediction);
