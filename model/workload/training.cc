@@ -39,6 +39,12 @@ std::vector<std::string> names_in(ModuleSet<Module> modules, const std::vector<s
 
 // Distributes `layers` over `count` stages. The remainder goes to the middle, and of two stages equally near it to the
 // earlier: the head is more expensive than the embedding.
+// "126 layers of 16384" is the name of a model without one.
+std::string layers_of(const Transformer& model) {
+  const std::string layers = fmt::format("{} layers of ", model.layers);
+  return model.name.starts_with(layers) ? model.name : layers + model.name;
+}
+
 std::vector<int> deal(int layers, int count) {
   std::vector<int> out(static_cast<std::size_t>(count), layers / count);
   const int extra = layers % count;
@@ -69,16 +75,15 @@ std::vector<int> layer_counts(const Transformer& model, int num_stages, std::spa
     return {explicit_layers.begin(), explicit_layers.end()};
   }
   if (num_stages > model.layers) {
-    throw InputError(fmt::format("{} stages are more than the {} layers of {}", num_stages, model.layers, model.name));
+    throw InputError(fmt::format("{} stages are more than the {}", num_stages, layers_of(model)));
   }
   if (first < 0 || last < 0) throw InputError(fmt::format("a stage cannot have {} layers", first < 0 ? first : last));
   const int fixed = (first > 0 ? 1 : 0) + (last > 0 ? 1 : 0);
   const int free_stages = num_stages - fixed;
   const int free_layers = model.layers - first - last;
   if (free_stages < 0 || free_layers < free_stages || (free_stages == 0 && free_layers != 0)) {
-    throw InputError(
-        fmt::format("first stage {}, last stage {} layers: the {} other stages have {} of the {} layers of {}", first,
-                    last, std::max(free_stages, 0), free_layers, model.layers, model.name));
+    throw InputError(fmt::format("first stage {}, last stage {} layers: the {} other stages have {} of the {}", first,
+                                 last, std::max(free_stages, 0), free_layers, layers_of(model)));
   }
   std::vector<int> counts;
   if (first > 0) counts.push_back(first);

@@ -298,6 +298,11 @@ TEST(PlanCommand, MicrobatchesGiveTheBatch) {
     }
   }
   EXPECT_THAT(run_sluice(words(plan + "--microbatches 8 --dp 2 --mbs 1,2")).err, HasSubstr("one value each of --mbs"));
+  EXPECT_THAT(run_sluice(words("simulate --num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 64 "
+                               "--position-embedding-type rope "
+                               "--seq-length 64 --pp 8 --microbatches 8 --cluster dgx-h100"))
+                  .err,
+              HasSubstr("8 stages are more than the 4 layers of 64\n"));
 }
 
 }  // namespace
