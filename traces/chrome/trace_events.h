@@ -15,6 +15,9 @@
 
 namespace sluice::traces {
 
+// Of profilers' clocks: ops of a thread may overlap, and end before they begin, by at most this much.
+inline constexpr Duration kClockResolution = std::chrono::microseconds(200);
+
 // The op in the args of a slice; -1 for missing values.
 struct EventOp {
   std::int64_t stage = -1;

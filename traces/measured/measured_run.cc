@@ -11,11 +11,13 @@
 #include "model/errors.h"
 #include "model/median.h"
 #include "model/to_size.h"
+#include "traces/chrome/trace_events.h"
 
 namespace sluice::traces {
 namespace {
 
 constexpr std::size_t kMostNotes = 8;
+constexpr Duration kUsualOverlap = std::chrono::microseconds(50);  // of passes; left as it is
 constexpr int kMostWorkers = 1 << 20;
 
 bool by_time(const MeasuredOp& a, const MeasuredOp& b) {
@@ -43,6 +45,26 @@ class Notes {
   std::size_t count_ = 0;
 };
 
+// Repaired ends of ops.
+class Repairs {
+ public:
+  void end_at(MeasuredOp& op, Duration end) {
+    if (op.end == end) return;
+    ++count_;
+    most_ = std::max(most_, std::chrono::abs(op.end - end));
+    op.end = end;
+  }
+  void note(std::vector<std::string>& out, const char* what, const char* how) const {
+    if (count_ == 0) return;
+    out.push_back(fmt::format("{} {}, by at most {:.3f} ms, the resolution of a clock: {}", count_, what,
+                              to_seconds(most_) * 1e3, how));
+  }
+
+ private:
+  std::int64_t count_ = 0;
+  Duration most_{};
+};
+
 // The number of forwards and of backwards (B or I) of a worker in a step.
 struct Passes {
   int forwards = 0;
@@ -61,11 +83,14 @@ class Builder {
     run_.format = std::move(format);
     number_workers();
     drop_incomplete();
+    repair_overlaps();
     number_microbatches();
     set_times();
     arrange_ops(run_);
     describe_ops();
     notes_.move_to(run_.notes);
+    negative_.note(run_.notes, "durations below 0", "counted as 0");
+    overlaps_.note(run_.notes, "passes that overlap the next one", "ended where it begins");
     return std::move(run_);
   }
 
@@ -114,6 +139,18 @@ class Builder {
       run_.ops.push_back(raw.op);
     }
     raw_ = {};
+    for (MeasuredOp& op : run_.ops) negative_.end_at(op, std::max(op.start, op.end));
+  }
+
+  void repair_overlaps() {
+    arrange_ops(run_);
+    MeasuredOp* before = nullptr;
+    for (MeasuredOp& op : run_.ops) {
+      if (!is_pass(op.kind)) continue;
+      const bool follows = before != nullptr && cell(*before) == cell(op);
+      if (follows && before->end - op.start > kUsualOverlap) overlaps_.end_at(*before, op.start);
+      before = &op;
+    }
   }
 
   std::size_t cell(const MeasuredOp& op) const {
@@ -211,8 +248,6 @@ class Builder {
         return fmt::format("replica {} has {} different microbatches, {} per rank", replica, count, run_.microbatches);
       }
     }
-    // Passes may overlap by the resolution of a profiler's clock.
-    constexpr Duration kClockResolution = std::chrono::microseconds(50);
     for (int worker = 0; worker < run_.workers(); ++worker) {
       const std::size_t at =
           static_cast<std::size_t>(step) * static_cast<std::size_t>(run_.workers()) + static_cast<std::size_t>(worker);
@@ -257,6 +292,8 @@ class Builder {
   std::string source_;
   MeasuredRun run_;
   Notes notes_;
+  Repairs negative_;
+  Repairs overlaps_;
 };
 
 }  // namespace

@@ -121,8 +121,9 @@ struct RawMeasuredOp {
 
 // Builds a run: numbers steps and workers, sorts and numbers ops, and sets times relative to their step. Steps and
 // replicas that are incomplete (a worker has no ops, fewer forwards or backwards than the others, or passes that
-// overlap) are left out, with a note each. Throws InputError "source: ..." if nothing complete is left, or if more than
-// 2^20 workers or 2^31 ops are given.
+// overlap by more than kClockResolution) are left out, with a note each. Overlaps above 50 us and negative durations
+// are repaired and counted in a note: a pass ends where the next one begins, and a negative duration is 0. Throws
+// InputError "source: ..." if nothing complete is left, or if more than 2^20 workers or 2^31 ops are given.
 MeasuredRun measured_run(std::deque<RawMeasuredOp> ops, std::string format, const std::string& source);
 
 // Leaves out the first step, with a note, if it took over 1.5 times the median of the others: compilation and the setup

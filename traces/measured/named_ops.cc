@@ -173,7 +173,7 @@ void NamedOps::add(const TraceEvent& event, int file, const std::string& source)
     throw InputError(fmt::format("{}: event {} ({}): {}", source, event.number, event.name, rule));
   };
   if (!event.start || !event.duration) fail("expected ts and dur");
-  if (*event.duration < Duration::zero()) fail("dur: expected at least 0");
+  if (*event.duration < -kClockResolution) fail("dur: expected at least 0");
   const std::int64_t microbatch = match.microbatch >= 0 ? match.microbatch : event.mb_id;
   const std::int64_t chunk = match.chunk >= 0 ? match.chunk : event.model_chunk;
   if (microbatch >= kMostMicrobatches) fail(fmt::format("microbatch: expected less than {}", kMostMicrobatches));

@@ -64,8 +64,10 @@ void KinetoRank::add(const TraceEvent& event) {
   };
   if (++num_kept_ > kMaxKeptEvents) fail(fmt::format("expected at most {} ranges", kMaxKeptEvents));
   if (!event.start || !event.duration) fail("expected ts and dur");
-  if (*event.duration < Duration::zero()) fail("dur: expected 0 or more");
-  Range found{.pid = event.pid, .tid = event.tid, .start = *event.start, .end = *event.start + *event.duration};
+  if (*event.duration < -kClockResolution) fail("dur: expected 0 or more");
+  if (*event.duration < Duration::zero()) ++num_negative_;
+  const Duration until = *event.start + std::max(*event.duration, Duration::zero());
+  Range found{.pid = event.pid, .tid = event.tid, .start = *event.start, .end = until};
   Ranges& ranges = seen_[gpu ? 1 : 0];
   if (step) {
     const std::string_view number = std::string_view(event.name).substr(kStep.size());

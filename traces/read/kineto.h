@@ -58,6 +58,8 @@ class KinetoRank {
   const std::vector<Range>& transfers() const { return transfers_; }  // sends and receives
   const std::vector<Range>& others() const { return others_; }        // reductions and optimizer steps (Kind::other)
   std::vector<Iteration> whole_iterations() const;
+  // The number of ranges with a duration below 0 by at most the resolution of a clock, which count as empty.
+  std::int64_t num_negative() const { return num_negative_; }
 
  private:
   struct Step {
@@ -82,6 +84,7 @@ class KinetoRank {
 
   std::string source_;
   std::int64_t num_kept_ = 0;
+  std::int64_t num_negative_ = 0;
   std::optional<std::int64_t> rank_;
   bool on_gpu_ = false;
   bool has_steps_ = false;

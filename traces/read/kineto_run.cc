@@ -240,6 +240,9 @@ class Pipeline {
            .end = both.send->end});
     }
     if (unmatched > 0) note(fmt::format("{} sends or receives without the other end ignored", unmatched));
+    std::int64_t negative = 0;
+    for (const KinetoRank& file : files_) negative += file.num_negative();
+    if (negative > 0) note(fmt::format("{} durations below 0, the resolution of a clock: counted as 0", negative));
   }
 
   // Returns the keys of split backwards, whose gradients are sent by an I.

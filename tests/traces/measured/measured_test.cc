@@ -319,6 +319,32 @@ TEST(MeasuredRun, LeavesOutWhatIsIncomplete) {
               HasSubstr("step 100: replica 0 rank 0: forward-compute and forward-compute overlap by 5.0"));
   EXPECT_EQ(overlapping.steps.front(), 101);
 
+  // What a clock's resolution explains is repaired and counted: all steps stay.
+  ops = measured_pipeline(pipeline);
+  const MeasuredRun exact = measured_run(ops, "test", "x");
+  std::int64_t shifted = 0;
+  for (RawMeasuredOp& raw : ops) {
+    if (raw.step == 100 && raw.op.kind == MeasuredKind::forward && raw.op.microbatch == 1) {
+      raw.op.start -= std::chrono::microseconds(150);
+      ++shifted;
+    }
+    if (raw.op.kind == MeasuredKind::optimizer) raw.op.end = raw.op.start - std::chrono::nanoseconds(300);
+  }
+  const MeasuredRun repaired = measured_run(ops, "test", "x");
+  EXPECT_EQ(repaired.steps, exact.steps);
+  ASSERT_EQ(repaired.notes.size(), 2U);
+  EXPECT_THAT(repaired.notes[0], HasSubstr(" durations below 0, by at most 0.000 ms"));
+  EXPECT_THAT(repaired.notes[1], HasSubstr(" passes that overlap the next one, by at most 0.1"));
+  EXPECT_GT(shifted, 0);
+  for (std::size_t i = 0; i < repaired.ops.size(); ++i) {
+    const MeasuredOp& op = repaired.ops[i];
+    EXPECT_GE(op.end, op.start);
+    const bool next = i + 1 < repaired.ops.size() && repaired.ops[i + 1].worker == op.worker;
+    if (next && is_pass(op.kind) && is_pass(repaired.ops[i + 1].kind)) {
+      EXPECT_LE(op.end, repaired.ops[i + 1].start + std::chrono::microseconds(50));
+    }
+  }
+
   // Microbatches that are counted over all steps, or not at all.
   ops = measured_pipeline(pipeline);
   for (RawMeasuredOp& raw : ops) {

@@ -84,6 +84,21 @@ TEST_F(Kineto, RangesAreReadExactly) {
   }
 }
 
+// A profiler's clock may let an empty range end before it begins.
+TEST_F(Kineto, NegativeDurationsOfAClocksResolutionAreCounted) {
+  const Simulated run = pipeline();
+  const std::vector<std::string> paths = write_kineto_files(folder_.path(), rows_of(run.graph, run.timeline), {});
+  const auto read_with = [&](const char* duration) {
+    std::string text = read_file(paths[0]);
+    const std::size_t key = text.find("\"dur\":", text.find("PP:"));
+    const std::size_t begin = key + 6;
+    write_file_whole(paths[0], text.replace(begin, text.find_first_of(",}", begin) - begin, duration));
+    return read_trace_run(paths);
+  };
+  EXPECT_THAT(read_with("-0.3").notes, ::testing::Contains(HasSubstr("1 durations below 0")));
+  EXPECT_THROW(read_with("-201"), InputError);
+}
+
 TEST_F(Kineto, CpuRangesAreReadWithoutGpuRanges) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
