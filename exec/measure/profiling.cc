@@ -480,6 +480,7 @@ Profile Profiler::Impl::gather() {
   std::vector<std::pair<ProfileSample, double>> waits;  // of exchanges
   Profile profile;
   if (transport.rank() != 0) return profile;
+  profile.waited_for_cores = disturbed;
   profile.dtype = to_string(spec.precision);
   profile.model = spec.model.name;
   profile.shape = model_shape_of(spec.model);

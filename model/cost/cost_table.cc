@@ -67,6 +67,7 @@ CostTable table_from_json(JsonReader root) {
   table.machine = root.string_or("machine", "");
   root.allow("shape");
   if (root.has("shape")) table.shape = model_shape_from_json(root.at("shape"));
+  table.waited_for_cores = root.boolean_or("waited_for_cores", false);
   table.sequences = static_cast<int>(root.integer_or("sequences", 1, 1 << 20, 1));
   table.tensor_parallel = static_cast<int>(root.integer_or("tensor_parallel", 1, 1 << 16, 1));
   table.expert_parallel = static_cast<int>(root.integer_or("expert_parallel", 1, 1 << 16, 1));
@@ -174,6 +175,7 @@ std::string to_json_text(const CostTable& table) {
   nlohmann::ordered_json root;
   root["schema"] = "sluice.cost/1";
   if (!table.machine.empty()) root["machine"] = table.machine;
+  if (table.waited_for_cores) root["waited_for_cores"] = true;
   if (!table.shape.empty()) root["shape"] = table.shape;
   root["sequences"] = table.sequences;
   root["tensor_parallel"] = table.tensor_parallel;

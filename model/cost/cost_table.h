@@ -77,8 +77,9 @@ struct SumTime {
 struct CostTable {
   std::string source;  // the file's path
   std::string machine;
-  ModelShape shape;   // of the measured model; unknown sizes are absent
-  int sequences = 1;  // sequences per microbatch in the measurements
+  ModelShape shape;               // of the measured model; unknown sizes are absent
+  bool waited_for_cores = false;  // as in the profile
+  int sequences = 1;              // sequences per microbatch in the measurements
   int tensor_parallel = 1;
   int expert_parallel = 1;                                                    // of layers with experts
   std::array<std::array<std::optional<TimeCurve>, 4>, kParts.size()> curves;  // by PartKind and OpKind

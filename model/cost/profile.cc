@@ -86,6 +86,7 @@ Profile profile_from_json(JsonReader root) {
   profile.model = root.string_or("model", "");
   root.allow("shape");
   if (root.has("shape")) profile.shape = model_shape_from_json(root.at("shape"));
+  profile.waited_for_cores = root.boolean_or("waited_for_cores", false);
   for (const JsonReader& sample : root.at("samples").elements()) profile.samples.push_back(sample_from_json(sample));
   root.allow("transfers");
   if (root.has("transfers")) {
@@ -118,6 +119,7 @@ std::string to_json_text(const Profile& profile) {
   nlohmann::ordered_json root = {
       {"schema", "sluice.profile/1"}, {"machine", profile.machine}, {"dtype", profile.dtype}, {"model", profile.model}};
   if (!profile.shape.empty()) root["shape"] = profile.shape;
+  if (profile.waited_for_cores) root["waited_for_cores"] = true;
   root["samples"] = nlohmann::ordered_json::array();
   root["transfers"] = nlohmann::ordered_json::array();
   for (const ProfileSample& sample : profile.samples) {

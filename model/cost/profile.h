@@ -49,7 +49,8 @@ struct Profile {
   std::string machine;
   std::string dtype;
   std::string model;
-  ModelShape shape;  // of the model; unknown sizes are absent
+  ModelShape shape;               // of the model; unknown sizes are absent
+  bool waited_for_cores = false;  // some times include waits of a worker for a core
   std::vector<ProfileSample> samples;
   std::vector<ProfileTransfer> transfers;
   std::vector<ProfilePass> passes;

@@ -26,6 +26,9 @@ struct RelativeError {
 // Relative error of t_ctx on held-out pairs, as reported by TeraPipe (Li et al. 2021, 3.3).
 inline constexpr double kPublishedFitError = 0.02;
 
+// A fit with a larger mean relative error on held-out pairs predicts nothing.
+inline constexpr double kMostFitError = 0.5;
+
 // The fit of one part and kind. A cell is a pair of tokens and context, with the median of its samples.
 struct CurveFit {
   PartKind part = PartKind::layer;

@@ -41,6 +41,38 @@ class Fit : public testing::Test {
   TemporaryFolder folder_;
 };
 
+TEST_F(Fit, WaitsForCoresAreKeptAndWarnedOf) {
+  for (const PartKind part : {PartKind::embedding, PartKind::head}) {
+    for (const OpKind kind : {OpKind::F, OpKind::B}) {
+      profile_.samples.push_back({.part = part, .kind = kind, .tokens = 64, .seconds = 1e-4});
+    }
+  }
+  const std::string cost = folder_.path("cost.json");
+  for (const bool waited : {false, true}) {
+    profile_.waited_for_cores = waited;
+    const CommandResult fit = run_sluice({"fit", file(), "-o", cost});
+    EXPECT_EQ(fit.err.find("include waits for cores") != std::string::npos, waited) << fit.err;
+    EXPECT_EQ(json::parse(read_file(cost)).contains("waited_for_cores"), waited);
+    const CommandResult simulated = run_sluice(words(
+        "simulate --json --schedule gpipe --pp 1 --microbatches 1 --seq-length 64 --num-layers 2 --hidden-size 64 "
+        "--num-attention-heads 1 --vocab-size 64 --max-position-embeddings 2048 --cost " +
+        cost));
+    EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
+    EXPECT_EQ(simulated.err.find("include waits for cores") != std::string::npos, waited) << simulated.err;
+  }
+}
+
+TEST_F(Fit, FailsWhereItsErrorIsUseless) {
+  int number = 0;
+  for (ProfileSample& sample : profile_.samples) {
+    if (sample.context > 0 && ++number % 2 == 0) sample.seconds *= 50;
+  }
+  const CommandResult fit = run_sluice({"fit", file(), "-o", folder_.path("cost.json")});
+  EXPECT_EQ(fit.exit_code, 2) << fit.out;
+  EXPECT_THAT(fit.err, HasSubstr("the fit is useless: its mean error on held-out samples is"));
+  EXPECT_EQ(folder_.num_files(), 1);  // the profile
+}
+
 TEST_F(Fit, CostFilesWorkInSimulate) {
   const std::string cost = folder_.path("cost.json");
   const CommandResult fit = run_sluice({"fit", file(), "-o", cost});

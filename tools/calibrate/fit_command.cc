@@ -7,7 +7,9 @@
 #include <string>
 
 #include "model/cost/profile_fit.h"
+#include "model/errors.h"
 #include "model/input/files.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
 #include "tools/command/messages.h"
@@ -146,12 +148,25 @@ void print_fit(const Profile& profile, const ProfileFit& fit) {
   }
 }
 
+void check_useful(const Profile& profile, const ProfileFit& fit) {
+  const std::optional<RelativeError> all = overall(fit);
+  if (!all || all->mean <= kMostFitError) return;
+  throw InputError(
+      fmt::format("{}: the fit is useless: its mean error on held-out samples is {:.0f} %, expected at most {:.0f} %; "
+                  "measure again {}",
+                  profile.source, 100 * all->mean, 100 * kMostFitError,
+                  profile.waited_for_cores ? "on an idle machine: workers waited for cores"
+                                           : "with a longer --time-budget, on an idle machine"));
+}
+
 int fit_command(const FitOptions& options) {
   const Profile profile = read_profile(options.profile);
   ProfileChoice choice{.folds = options.folds};
   if (options.sequences > 0) choice.sequences = options.sequences;
   if (options.tensor_parallel > 0) choice.tensor_parallel = options.tensor_parallel;
   const ProfileFit fit = fit_profile(profile, choice);
+  check_useful(profile, fit);
+  if (profile.waited_for_cores) print_message("warning: " + std::string(kWaitedForCores));
   for (const std::string& warning : fit.warnings) print_message(warning);
   if (!options.output.empty()) write_file_whole(options.output, to_json_text(fit.table));
   if (options.json) {
@@ -177,7 +192,8 @@ Subcommand add_fit_command(CLI::App& app) {
       "the median of the samples per length, interpolated linearly between lengths. The coefficients are fitted to "
       "the samples with a prefix by least squares of relative errors. If the lengths and prefixes do not determine "
       "all four, a1, then a2, then a0 are set to 0, with a warning. The errors printed are of the fitted samples, of "
-      "held-out samples (deterministic cross-validation), and of t(i, 0) at each length if interpolated from the "
+      "held-out samples (deterministic cross-validation; above 50 % on average is an error), and of t(i, 0) at each "
+      "length if interpolated from the "
       "others (\"between lengths\").");
   command->group("Run and measure");
   command->footer("Exit codes: 0 success, 2 wrong input.");

@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "model/cost/cost_table.h"
+
 namespace sluice::tools {
 
 std::string calibration_warning(const Scenario& scenario) {
+  if (scenario.cost == CostKind::fitted && read_cost_table(scenario.cost_file).waited_for_cores) {
+    return fmt::format("warning: {}: {}", scenario.cost_file, kWaitedForCores);
+  }
   if (!scenario.correction) return "";
   const std::string other = other_origin(*scenario.correction, origin_of(scenario));
   return other.empty() ? "" : "warning: the calibration may not hold for " + other;

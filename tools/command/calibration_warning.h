@@ -7,7 +7,11 @@
 
 namespace sluice::tools {
 
-// Returns a warning if the scenario's calibration was made from another model, framework, precision or GPU; "" if not.
+inline constexpr const char* kWaitedForCores =
+    "some measured times include waits for cores; measure again on an idle machine, with at most one worker per core";
+
+// Returns a warning if the scenario's cost file has kWaitedForCores, or its calibration was made from another model,
+// framework, precision or GPU; "" if not.
 std::string calibration_warning(const Scenario& scenario);
 
 // Returns what a scenario with uniform costs assumes about times that it does not give; empty with other costs.

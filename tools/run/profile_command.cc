@@ -10,7 +10,9 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/outputs.h"
 #include "tools/run/profiling_flags.h"
@@ -88,6 +90,7 @@ int profile_command(const ProfileOptions& options) {
     const Profile profile = measured_profile(spec, plan.layout(), place);
     if (!place.first()) return kDone;
     place.print_library_notes();
+    if (profile.waited_for_cores) print_message("warning: " + std::string(kWaitedForCores));
     if (!options.output.empty()) write_file_whole(options.output, to_json_text(profile));
     if (options.json) {
       fmt::print("{}", to_json_text(profile));

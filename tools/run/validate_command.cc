@@ -162,10 +162,13 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
   const Tolerances& tolerances = options.tolerances;
   std::vector<Validation> validations;
   int exit_code = kDone;
+  const bool accepted = options.max_wait >= 1;
+  const bool disturbed_costs = trials.profile_disturbed || (table.waited_for_cores && !accepted);
+  const bool shared_cores = share_cores(place, plan.layout().size()) && !accepted;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     validations.push_back(validate(cases[i].plan, table, trials.plans[i], (options.steps + 1) / 2));
     validations.back().schedule = cases[i].name;
-    validations.back().calm = validations.back().calm && !trials.profile_disturbed;
+    validations.back().calm = validations.back().calm && !disturbed_costs && !shared_cores;
     const Verdict verdict = tolerances.verdict(validations.back());
     if (verdict == Verdict::outside) exit_code = kOutsideTolerance;
     if (verdict == Verdict::none && exit_code == kDone) exit_code = kMachineBusy;
@@ -183,12 +186,14 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
   } else {
     print_validations(validations, heading, tolerances);
   }
-  if (exit_code == kMachineBusy) {
+  if (exit_code == kMachineBusy && shared_cores) {
+    print_message("no verdict: there are more workers than cores; accept it with --max-wait 100%");
+  } else if (exit_code == kMachineBusy) {
     print_message(
         fmt::format("machine busy: no verdict: ranks waited for cores for more than {:g} % of {}; repeat on an idle "
                     "machine, or accept "
                     "it with --max-wait",
-                    100 * options.max_wait, trials.profile_disturbed ? "the profile" : "most runs"));
+                    100 * options.max_wait, disturbed_costs ? "the profile" : "most runs"));
   }
   return exit_code;
 }
