@@ -24,6 +24,7 @@ constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is k
 bool hold_the_same(PlanPoint one, const PlanPoint& other) {
   one.recompute = other.recompute;
   one.recompute_layers = other.recompute_layers;
+  one.recompute_modules = other.recompute_modules;
   one.pipeline_before_data = other.pipeline_before_data;
   return one == other;
 }

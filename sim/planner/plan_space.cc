@@ -53,9 +53,17 @@ class Enumeration {
     for (const std::string& word : space.recompute) recompute_.push_back(recompute_of(word));
     if (recompute_.empty()) {
       recompute_.push_back(Training::Recompute::none);
-      if (base.training.has_modules_to_repeat()) recompute_.push_back(Training::Recompute::selective);
+      recompute_.push_back(Training::Recompute::selective);
       recompute_.push_back(Training::Recompute::full);
     }
+    modules_ = space.recompute_modules;
+    if (modules_.empty()) modules_.push_back(base.training.recompute_modules);
+    const auto repeats_nothing = [&](RecomputeModules modules) {
+      Training training = base.training;
+      training.recompute_modules = modules;
+      return !training.has_modules_to_repeat();
+    };
+    if (space.recompute.empty()) std::erase_if(modules_, repeats_nothing);
   }
 
   std::vector<PlanPoint> run() {
@@ -300,6 +308,15 @@ class Enumeration {
   void with_recomputation(PlanPoint& point) {
     for (const Training::Recompute recompute : recompute_) {
       point.recompute = recompute;
+      point.recompute_layers = 0;
+      if (recompute == Training::Recompute::selective) {
+        for (const RecomputeModules modules : modules_) {
+          point.recompute_modules = modules;
+          add(point);
+        }
+        point.recompute_modules = {};
+        continue;
+      }
       const bool full = recompute == Training::Recompute::full;
       for (const int layers : full ? recomputed_layers() : std::vector{0}) {
         point.recompute_layers = layers;
@@ -340,6 +357,7 @@ class Enumeration {
   const Transformer& model_;
   std::vector<const Family*> families_;
   std::vector<Training::Recompute> recompute_;
+  std::vector<RecomputeModules> modules_;  // of selective recomputation
   PlanPoint point_;
   std::vector<PlanPoint> points_;
   bool divides_ = false;
@@ -377,13 +395,13 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
   return Enumeration(base, whole).run();
 }
 
-RecomputeModules cheap_modules(const Transformer& model, const Training& training) {
-  if (!model.has_experts() && !model.has_latent_attention()) return RecomputeModule::core_attention;
+std::vector<RecomputeModules> cheap_modules(const Transformer& model, const Training& training) {
+  if (!model.has_experts() && !model.has_latent_attention()) return {RecomputeModule::core_attention};
   RecomputeModules out = RecomputeModule::norm;
   if (!training.flash_attention) out = out | RecomputeModule::core_attention;
   if (model.has_experts()) out = out | RecomputeModule::activation;
   if (model.has_latent_attention()) out = out | RecomputeModule::up_projection;
-  return out;
+  return {RecomputeModule::core_attention, out};
 }
 
 bool blocks_transfers(const Scenario& base, const PlanPoint& point) {
@@ -437,6 +455,7 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   out.training.micro_batch = point.micro_batch;
   out.training.recompute = point.recompute;
   out.training.recompute_layers = point.recompute_layers;
+  if (point.recompute == Training::Recompute::selective) out.training.recompute_modules = point.recompute_modules;
   out.training.distributed_optimizer = point.distributed_optimizer;
   out.training.dp_shard = 0;
   out.training.overlap_grad_reduce = point.overlap_grad_reduce;
@@ -476,10 +495,10 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);
   out += fmt::format(" --recompute {}", kRecompute[static_cast<std::size_t>(point.recompute)]);
   if (point.recompute_layers > 0) out += fmt::format(" --recompute-num-layers {}", point.recompute_layers);
-  const RecomputeModules modules = base.training.recompute_modules;
   if (point.recompute == Training::Recompute::selective &&
-      modules != RecomputeModules(RecomputeModule::core_attention)) {
-    out += fmt::format(" --recompute-modules {}", fmt::join(names_of(modules), ","));
+      (point.recompute_modules != RecomputeModule::core_attention ||
+       base.training.recompute_modules != RecomputeModule::core_attention)) {
+    out += fmt::format(" --recompute-modules {}", fmt::join(names_of(point.recompute_modules), ","));
   }
   const auto flag = [&](const char* name, bool has, bool had) {
     if (has != had) out += fmt::format(" {}{}", name, has ? "" : "=false");

@@ -30,7 +30,8 @@ struct PlanPoint {
   std::vector<int> stage_layers;  // of every stage, instead; empty: as even as possible
   int mtp_stage = kLastStage;     // of multi-token prediction, with stage_layers
   Training::Recompute recompute = Training::Recompute::none;
-  int recompute_layers = 0;  // with full recomputation, of each stage; 0: all
+  RecomputeModules recompute_modules;  // with selective recomputation
+  int recompute_layers = 0;            // with full recomputation, of each stage; 0: all
   bool distributed_optimizer = false;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
@@ -58,7 +59,9 @@ struct PlanSpace {
   std::vector<int> micro_batch;        // default: powers of two up to 16
   std::vector<int> slices;             // for families with slices; default: 2, 4, 8
   std::vector<std::string> families;   // default: all with a flush
-  std::vector<std::string> recompute;  // default: none, selective (without flash attention) and full
+  std::vector<std::string> recompute;  // default: none, selective (where it repeats anything) and full
+  // With selective recomputation: sets of modules; default: those of the base.
+  std::vector<RecomputeModules> recompute_modules;
   // With full recomputation: of each stage; 0 is all. Default: all, and a half and a quarter of those of the largest
   // stage; if the base has a number, this one.
   std::vector<int> recompute_layers;
@@ -86,10 +89,10 @@ std::string requested_flags(const PlanSpace& space);
 // configuration.
 std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 
-// Returns the modules that selective recomputation repeats in a plan unless the scenario lists them: core attention; of
-// models with experts or latent attention norms, the experts' activation and the projection up from the latents (as in
-// NVIDIA's recipes for DeepSeek-V3), and core attention unless it is fused.
-RecomputeModules cheap_modules(const Transformer& model, const Training& training);
+// Returns the sets of modules that a plan tries with selective recomputation unless the scenario lists modules: core
+// attention, as in `simulate`; of models with experts or latent attention also norms, the experts' activation and the
+// projection up from the latents (as in NVIDIA's recipes for DeepSeek-V3), with core attention unless it is fused.
+std::vector<RecomputeModules> cheap_modules(const Transformer& model, const Training& training);
 
 // Whether the ranks of a configuration wait for their sends.
 bool blocks_transfers(const Scenario& base, const PlanPoint& point);

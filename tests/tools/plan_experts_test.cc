@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -13,19 +14,57 @@ namespace {
 
 using nlohmann::json;
 
-// Of models with experts and latent attention, selective recomputation repeats what is cheap, unless modules are
-// listed.
+// Of models with experts and latent attention, selective recomputation may repeat what is cheap as well, unless modules
+// are listed.
 TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
   const auto flags = [](const std::string& more) {
     const CommandResult result = run_sluice(
         words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 "
-              "--tp 4 --pp 16 --ep 32 --mbs 1 --schedule 1f1b --even-stages --top 1 --memory-margin 0 "
+              "--tp 4 --pp 16 --ep 32 --mbs 1 --schedule 1f1b --even-stages --top 4 --memory-margin 0 "
               "--recompute selective " +
               more));
     return result.out + result.err;
   };
-  EXPECT_THAT(flags(""), testing::HasSubstr(" --recompute-modules layernorm,mla_up_proj,moe_act"));
+  EXPECT_THAT(flags(""), testing::HasSubstr(" selective layernorm,mla_up_proj,moe_act "));
   EXPECT_THAT(flags("--recompute-modules mlp"), testing::HasSubstr(" --recompute-modules mlp"));
+}
+
+// Selective recomputation without modules is that of core attention to `simulate`; a plan tries it and the cheap
+// modules.
+TEST(PlanCommand, SelectiveRecomputationIncludesThatOfSimulate) {
+  const auto document_of = [](const std::string& line) {
+    const CommandResult result = run_sluice(words(line + " --json"));
+    EXPECT_EQ(result.exit_code, 0) << line << result.err;
+    return json::parse(result.out);
+  };
+  const std::string qwen = "--model qwen3-30b-a3b --cluster dgx-h200 --gbs 64 --seq-length 4096 ";
+  const std::string mixtral = "--model mixtral-8x7b --cluster dgx-h200 --gbs 64 --seq-length 4096 ";
+  const TemporaryFolder folder;
+  const std::string scores = folder.path("scores.json") + " ";
+  std::ofstream(folder.path("scores.json")) << R"({"parallelism": {"flash_attention": false}})";
+  const std::vector<std::pair<std::string, std::string>> spaces = {
+      {qwen, "--gpus 16 --schedule zb-v --recompute selective"},
+      {qwen + scores, "--gpus 16 --schedule 1f1b --recompute selective"},
+      {qwen + scores, "--gpus 16 --schedule 1f1b"},
+      {mixtral, "--gpus 32 --schedule 1f1b --recompute none,selective"}};
+  for (const auto& [base, space] : spaces) {
+    const auto plan_of = [&, &of = base, &within = space](const std::string& modules) {
+      return document_of("plan " + of + within + " --tp 1,2 --pp 2,4 --even-stages" + modules);
+    };
+    const json open = plan_of("");
+    const json attention = plan_of(" --recompute-modules core_attn");
+    const json cheap =
+        plan_of(base.find(scores) != std::string::npos ? " --recompute-modules core_attn,layernorm,moe_act"
+                                                       : " --recompute-modules layernorm,moe_act");
+    const auto best = [](const json& plan) { return plan.at("ranking").at(0).at("iteration_s").get<double>(); };
+    EXPECT_EQ(best(open), std::min(best(attention), best(cheap))) << base << space;
+    for (const json* plan : {&open, &attention, &cheap}) {
+      const json& row = plan->at("ranking").at(0);
+      EXPECT_EQ(row.at("recompute") == "selective", !row.at("recompute_modules").empty()) << row;
+      const json again = document_of("simulate " + base + row.at("flags").get<std::string>());
+      EXPECT_EQ(again.at("makespan_s"), row.at("makespan_s")) << row;
+    }
+  }
 }
 
 // Megatron-LM's flags of what only changes the host's time.

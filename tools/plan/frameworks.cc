@@ -48,7 +48,7 @@ std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
       !of_modules || point.recompute != Training::Recompute::full,
       "with full recomputation its CUDA graphs are those of whole iterations (--cuda-graph-impl full_iteration)");
   out.unless(graphs != Graphs::transformer_engine || point.recompute != Training::Recompute::selective ||
-                 !base.training.recompute_modules.any_of(RecomputeModule::experts) ||
+                 !point.recompute_modules.any_of(RecomputeModule::experts) ||
                  !base.training.graph_modules.any_of(GraphModule::moe_router),
              "its CUDA graphs of moe_router exclude the recomputation of moe");
   out.unless(!base.training.fp8_dispatch || point.ep == 1, "it dispatches tokens in 16 bits");
@@ -413,6 +413,7 @@ void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
     const auto found = std::find(kRecompute.begin(), kRecompute.end(), word);
     if (found == kRecompute.end()) return;  // enumerating reports it
     point.recompute = static_cast<Training::Recompute>(found - kRecompute.begin());
+    point.recompute_modules = base.training.recompute_modules;
   });
   const auto probe_yes = [&](const char* flag, const std::vector<bool>& values, bool PlanPoint::*member) {
     if (std::find(values.begin(), values.end(), true) == values.end()) return;

@@ -316,7 +316,10 @@ Subcommand add_plan_command(CLI::App& app) {
              ->add_option("--slicing", options->request.slicing,
                           "How sequences are cut: into slices of equal FLOPs or of equal length (default: balanced)")
              ->check(CLI::IsMember({"balanced", "even"})));
-  list("--recompute", space.recompute, "Activation recomputation: none, selective, full (default: all that differ)")
+  list("--recompute", space.recompute,
+       "Activation recomputation: none, selective, full (default: all that differ). Without --recompute-modules, "
+       "selective tries core attention, and of models with experts or latent attention also norms, the experts' "
+       "activation and the projection up from the latents")
       ->type_name("TEXT:{none,selective,full}");
   list("--recompute-num-layers", space.recompute_layers,
        "With full recomputation: numbers of leading layers recomputed per stage, 0 to 100000, where 0 is all (default: "

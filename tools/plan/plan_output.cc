@@ -31,8 +31,11 @@ constexpr std::array kRecompute = {"none", "selective", "full"};
 
 const char* recompute_of(const PlanPoint& point) { return kRecompute[static_cast<std::size_t>(point.recompute)]; }
 
-// "full 3" where three layers per stage are recomputed.
+// "full 3" where three layers per stage are recomputed, "selective mlp,moe_act" where not only core attention is.
 std::string recompute_text(const PlanPoint& point) {
+  const bool listed =
+      point.recompute == Training::Recompute::selective && point.recompute_modules != RecomputeModule::core_attention;
+  if (listed) return fmt::format("selective {}", fmt::join(names_of(point.recompute_modules), ","));
   return point.recompute_layers > 0 ? fmt::format("full {}", point.recompute_layers) : recompute_of(point);
 }
 
@@ -266,6 +269,7 @@ OrderedJson sizes_json(const PlanPoint& point) {
           {"microbatches", point.microbatches},
           {"slices", point.slices},
           {"recompute", recompute_of(point)},
+          {"recompute_modules", names_of(point.recompute_modules)},
           {"recompute_layers", point.recompute_layers},
           {"distributed_optimizer", point.distributed_optimizer},
           {"overlap_grad_reduce", point.overlap_grad_reduce},
@@ -406,7 +410,6 @@ std::string plan_csv(const Plan& plan) {
       "pipeline_before_data,first_stage_layers,last_stage_layers,etp,recompute_layers,overlap_grad_reduce,"
       "overlap_param_gather,iteration_s,least_iteration_s,bubble_fraction,"
       "tokens_per_s_per_device,mfu,needed_memory_bytes,pipeline_layout,recompute_modules,reason\n";
-  const std::string modules = fmt::format("\"{}\"", fmt::join(names_of(plan.base().training.recompute_modules), ","));
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
   std::vector<char> listed(plan.points().size(), 0);
@@ -434,7 +437,10 @@ std::string plan_csv(const Plan& plan) {
         figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
         figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
         i < ranked ? uneven_layout(plan.base(), point) : "",
-        point.recompute == Training::Recompute::selective ? modules : "", reason.empty() ? "" : '"' + reason + '"');
+        point.recompute == Training::Recompute::selective
+            ? fmt::format("\"{}\"", fmt::join(names_of(point.recompute_modules), ","))
+            : "",
+        reason.empty() ? "" : '"' + reason + '"');
   }
   return out;
 }

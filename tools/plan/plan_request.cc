@@ -232,8 +232,9 @@ Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool
                     scenario.training.zero_stage()));
   }
   if (scenario.cluster) set_gpus(parallelism, space, *scenario.cluster);
-  if (scenario.model && !document.contains(nlohmann::json::json_pointer("/parallelism/recompute_modules"))) {
-    scenario.training.recompute_modules = cheap_modules(*scenario.model, scenario.training);
+  const bool any_modules = !document.contains(nlohmann::json::json_pointer("/parallelism/recompute_modules"));
+  if (scenario.model && any_modules && !partition) {
+    space.recompute_modules = cheap_modules(*scenario.model, scenario.training);
   }
   if (scenario.cluster && request.memory_margin >= 0) scenario.cluster->gpu.memory_margin = request.memory_margin;
   return scenario;
