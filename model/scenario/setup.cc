@@ -1,14 +1,17 @@
 #include "model/scenario/setup.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/scenario/automatic.h"
 #include "model/scenario/schedule_sizes.h"
 #include "model/schedule/family.h"
 #include "model/schedule/pytorch_csv.h"
@@ -18,10 +21,32 @@
 namespace sluice::model {
 namespace {
 
+constexpr const char* kMemoryLimit = "SLUICE_MEMORY_LIMIT";
+
 void agree(const Scenario& scenario, const char* field, std::int64_t asked, std::int64_t has) {
   if (asked == 0 || asked == has) return;
   throw InputError(fmt::format("{}: {}: expected {}, as the schedule {} has it, got {}", scenario.source, field, has,
                                scenario.schedule, asked));
+}
+
+// Memory that a simulation may take: a quarter of the machine's, or what the environment says.
+std::int64_t memory_limit() {
+  const char* const given = std::getenv(kMemoryLimit);
+  if (given != nullptr) return parse_bytes(given, kMemoryLimit);
+  return std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 4;
+}
+
+void check_memory(const Scenario& scenario, double ops) {
+  constexpr double kBytesPerOp = 140;  // of schedule, graph, times and memory changes, as measured
+  if (ops < 5e6 || ops > static_cast<double>(kMaxOps)) return;  // the latter is refused as such
+  const double needed = ops * kBytesPerOp;
+  const auto limit = static_cast<double>(memory_limit());
+  if (needed <= limit) return;
+  throw InputError(fmt::format(
+      "{}: the schedule has {:.0f} million ops, which take about {:.1f} GiB of memory, more than the limit of "
+      "{:.1f} GiB: reduce the number of microbatches, slices or chunks, or set {} (default: a quarter of "
+      "the memory)",
+      scenario.source, ops / 1e6, needed / 0x1p30, limit / 0x1p30, kMemoryLimit));
 }
 
 // Whether the schedule was written without a sequence length, so that its lengths are relative.
@@ -76,7 +101,9 @@ OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, co
 Schedule make_schedule(const Scenario& scenario) {
   if (names_file(scenario.schedule)) return parse_schedule(scenario, read_file(scenario.schedule));
   const Family& family = find_family(scenario.schedule, scenario.source + ": /schedule/name");
-  return make_schedule(family, family_params(scenario));
+  const FamilyParams params = family_params(scenario);
+  check_memory(scenario, num_ops(family, params));
+  return make_schedule(family, params);
 }
 
 FamilyParams family_params(const Scenario& scenario) {

@@ -63,4 +63,7 @@ Schedule make_schedule(const Family& family, FamilyParams params);
 // The same without the final check of the schedule.
 ScheduleParts make_parts(const Family& family, FamilyParams params);
 
+// Returns the number of ops that the schedule has, without making any.
+double num_ops(const Family& family, const FamilyParams& params);
+
 }  // namespace sluice::model

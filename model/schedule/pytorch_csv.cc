@@ -156,17 +156,27 @@ class Reader {
   bool old_ = false;
 };
 
+[[noreturn]] void refuse_csv(std::string_view family, const char* why) {
+  throw InputError(fmt::format("{}: PyTorch's CSV has no {}", family, why));
+}
+
+void check_csv_of(std::string_view family, bool sliced, bool replicated, bool flushes) {
+  if (sliced) refuse_csv(family, "slices of a sequence");
+  if (replicated) refuse_csv(family, "stages on two ranks");
+  if (!flushes) refuse_csv(family, "schedules without a flush");
+}
+
 }  // namespace
 
+void check_csv(const Family& family, int slices) {
+  check_csv_of(family.name, slices > 1, family.replicas > 1, !family.asynchronous);
+}
+
 std::string schedule_to_csv(const Schedule& schedule, bool with_communication) {
-  const auto refuse = [&](const char* why) {
-    throw InputError(fmt::format("{}: PyTorch's CSV has no {}", schedule.family(), why));
-  };
-  if (schedule.sliced()) refuse("slices of a sequence");
-  if (schedule.num_routes() > 1) refuse("stages on two ranks");
-  if (schedule.weight_policy() != WeightPolicy::flush) refuse("schedules without a flush");
+  check_csv_of(schedule.family(), schedule.sliced(), schedule.num_routes() > 1,
+               schedule.weight_policy() == WeightPolicy::flush);
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    if (schedule.ops(rank).empty()) refuse("ranks without ops");
+    if (schedule.ops(rank).empty()) refuse_csv(schedule.family(), "ranks without ops");
   }
   std::string out;
   out.reserve(static_cast<std::size_t>(schedule.num_ops()) * 8);

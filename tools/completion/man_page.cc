@@ -133,7 +133,9 @@ std::string man_page(const CommandEntry& command) {
       ".SH ENVIRONMENT\n"
       ".TP\n.B NO_COLOR\nIf set and not empty, disables color unless {} is given.\n"
       ".TP\n.B COLORTERM\n{} or {} enables 24-bit color; otherwise 256 colors are used.\n"
-      ".TP\n.B TERM\n{} disables color.\n",
+      ".TP\n.B TERM\n{} disables color.\n"
+      ".TP\n.B SLUICE_MEMORY_LIMIT\nMemory that the simulation of a schedule may take, such as 64GiB; by default a\n"
+      "quarter of the machine's.\n",
       bold("--color always"), bold("truecolor"), bold("24bit"), bold("dumb"));
   out +=
       ".SH FILES\nScenarios, schedules, models, clusters and measured costs are JSON files (a schedule also a CSV);\n"

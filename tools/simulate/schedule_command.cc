@@ -144,6 +144,7 @@ int schedule_command(const ScheduleOptions& options) {
   if (!options.name.empty()) scenario.schedule = options.name;
   if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
   if (options.check) return print_verdicts(check_schedule(scenario, options.merge_backwards), options.json);
+  if (csv && !names_file(scenario.schedule)) check_csv(find_family(scenario.schedule), scenario.shape.num_slices());
   return write_schedule(options, make_schedule(scenario), scenario.schedule);
 }
 }  // namespace

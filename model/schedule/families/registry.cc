@@ -12,6 +12,8 @@
 namespace sluice::model {
 namespace {
 
+constexpr int kDefaultBatches = 4;
+
 const std::vector<Family>& registry() {
   static const std::vector<Family> rows = {
       families::gpipe(),         families::one_f_one_b(),
@@ -96,18 +98,26 @@ ScheduleParts make_parts(const Family& family, FamilyParams params) {
     }
     params.batches = 1;
   } else if (params.batches == 0) {
-    params.batches = 4;
+    params.batches = kDefaultBatches;
   }
   const double stages = static_cast<double>(params.ranks) * params.chunks;
   if (stages > kMaxStages) refuse(fmt::format("{:.0f} stages: more than {}", stages, kMaxStages));
-  const double ops = stages * params.microbatches * static_cast<double>(params.batches) * params.slices() *
-                     (family.split_backward ? 3 : 2);
+  const double ops = num_ops(family, params);
   if (ops > static_cast<double>(kMaxOps)) {
     refuse(fmt::format("{:.0f} ops ({} stages x {} microbatches x {} batches x {} slices x {}): more than {}", ops,
                        static_cast<int>(stages), params.microbatches, params.batches, params.slices(),
                        family.split_backward ? "F, I, W" : "F, B", kMaxOps));
   }
   return family.make(params);
+}
+
+double num_ops(const Family& family, const FamilyParams& params) {
+  const int chunks = params.chunks != 0         ? params.chunks
+                     : family.fixed_chunks != 0 ? family.fixed_chunks
+                                                : family.default_chunks;
+  const int batches = params.batches != 0 ? params.batches : family.asynchronous ? kDefaultBatches : 1;
+  return static_cast<double>(params.ranks) * chunks * params.microbatches * batches * params.slices() *
+         (family.split_backward ? 3 : 2);
 }
 
 Schedule make_schedule(const Family& family, FamilyParams params) {
