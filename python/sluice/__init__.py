@@ -13,6 +13,7 @@ the text that the command prints, an invalid schedule ScheduleError, and DoesNot
 
 from ._core import DoesNotFit, InputError, ScheduleError
 from ._core import version as __version__
+from ._errors import with_plain_errors as _with_plain_errors
 from ._requests import (
     Analysis,
     Calibration,
@@ -76,3 +77,7 @@ __all__ = [
     "sweep",
     "weave",
 ]
+
+for _name in __all__:
+    if len(_name) > 1:  # not the ops, which a generator makes by the million
+        globals()[_name] = _with_plain_errors(globals()[_name])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Union
 
 from . import _core
 from ._keys import SizeKeys
@@ -52,6 +53,21 @@ def W(microbatch: int, stage: int, slice: int = 0) -> Op:
 Step = Union[Op, Sequence[Op]]  # two ops form a joint block
 
 
+def _checked_count(value: Any, what: str, least: int = 1) -> int:
+    """Returns a whole number from ``least`` on. Raises InputError naming ``what``."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise _core.InputError(f"{what}: expected a whole number of at least {least}, got {value!r}")
+    return operator.index(value)
+
+
+def _checked_op(op: Op, rank: int) -> Op:
+    """Returns an op with a letter and whole numbers. Raises InputError naming it."""
+    if not isinstance(op.kind, str):
+        raise _core.InputError(f"rank {rank}: {op!r}: kind: expected F, B, I or W")
+    counts = ((op.microbatch, "microbatch"), (op.stage, "stage"), (op.slice, "slice"))
+    return Op(op.kind, *(_checked_count(value, f"rank {rank}: {op!r}: {what}", 0) for value, what in counts))
+
+
 class Schedule:
     """The ordered compute ops of each rank, and the rank of each stage. Complete, without a deadlock, and immutable."""
 
@@ -76,7 +92,7 @@ class Schedule:
 
         ``placement`` lists the rank of each stage (default: one stage per rank). A pair of ops is a joint block. Raises
         ScheduleError, as for a schedule file, if an op is missing, occurs twice or is on another rank, or if the ranks
-        would deadlock.
+        would deadlock, and InputError for wrong types or more ops than there are.
 
             def gpipe(rank):
                 yield from (sluice.F(mb, rank) for mb in range(8))
@@ -84,16 +100,29 @@ class Schedule:
 
             schedule = sluice.Schedule.from_function(gpipe, ranks=4, microbatches=8)
         """
+        ranks = _checked_count(ranks, "ranks")
+        microbatches = _checked_count(microbatches, "microbatches")
+        slices = _checked_count(slices, "slices")
+        if not callable(ops):
+            raise _core.InputError(f"ops: expected a function of a rank, got {ops!r}")
+        stages = [_checked_count(rank, "placement", 0) for rank in (range(ranks) if placement is None else placement)]
+        # A forward and at most two halves of a backward of each microbatch and slice in each stage.
+        most = 3 * microbatches * slices * len(stages)
         orders: list[list[tuple[str, int, int, int, bool]]] = []
         for rank in range(ranks):
             order: list[tuple[str, int, int, int, bool]] = []
             for step in ops(rank):
-                block = (step,) if isinstance(step, Op) else tuple(step)
+                pair = isinstance(step, Sequence) and not isinstance(step, (Op, str))
+                block: tuple[Any, ...] = tuple(step) if pair else (step,)
                 if len(block) not in (1, 2) or not all(isinstance(op, Op) for op in block):
                     raise _core.InputError(f"rank {rank}: expected an op or a pair of ops, got {step!r}")
-                order += [(*op, i + 1 < len(block)) for i, op in enumerate(block)]
+                order += [(*_checked_op(op, rank), i + 1 < len(block)) for i, op in enumerate(block)]
+                if len(order) > most:
+                    raise _core.InputError(
+                        f"rank {rank}: expected at most {most} ops (F, I and W of {microbatches} microbatches in "
+                        f"{len(stages)} stages), got more"
+                    )
             orders.append(order)
-        stages = list(range(ranks)) if placement is None else list(placement)
         name = getattr(ops, "__name__", "custom")
         return cls(_core.Schedule.from_ops(name, orders, stages, microbatches, slices))
 

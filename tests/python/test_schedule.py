@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 import sluice
-from sluice import B, F, I, W
+from sluice import B, F, I, Op, W
 
 
 def one_f_one_b(ranks, microbatches):
@@ -51,6 +51,54 @@ def test_wrong_generators_name_the_op():
         sluice.Schedule.from_function(lambda rank: ["0F0"], ranks=1, microbatches=1)
     with pytest.raises(ZeroDivisionError):
         sluice.Schedule.from_function(lambda rank: (1 // 0 for _ in "a"), ranks=1, microbatches=1)
+
+
+def test_endless_generators_end():
+    def endless(rank):
+        while True:
+            yield F(0, rank)
+
+    with pytest.raises(sluice.InputError, match=r"rank 0: expected at most 12 ops \(F, I and W of 2 microbatches"):
+        sluice.Schedule.from_function(endless, ranks=2, microbatches=2)
+    with pytest.raises(sluice.InputError, match="rank 0: expected an op or a pair of ops"):
+        sluice.Schedule.from_function(lambda rank: [endless(rank)], ranks=1, microbatches=1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"ranks": "2"}, "ranks: expected a whole number of at least 1, got '2'"),
+        ({"microbatches": 1.5}, "microbatches: expected a whole number of at least 1, got 1.5"),
+        ({"microbatches": 0}, "microbatches: expected a whole number of at least 1, got 0"),
+        ({"slices": None}, "slices: expected a whole number of at least 1, got None"),
+        ({"placement": [0, "a"]}, "placement: expected a whole number of at least 0, got 'a'"),
+        ({"ops": [F(0, 0)]}, "ops: expected a function of a rank"),
+        ({"ops": lambda rank: [Op("F", "x", 0)]}, "microbatch: expected a whole number of at least 0, got 'x'"),
+        ({"ops": lambda rank: [Op(3, 0, 0)]}, "kind: expected F, B, I or W"),
+    ],
+)
+def test_wrong_types_of_a_schedule_are_named(keys, message):
+    arguments = {"ops": lambda rank: [F(0, rank), B(0, rank)], "ranks": 2, "microbatches": 1, **keys}
+    with pytest.raises(sluice.InputError) as error:
+        sluice.Schedule.from_function(**arguments)
+    assert message in str(error.value)
+
+
+def test_errors_about_types_do_not_show_the_extension():
+    calls = [
+        lambda: sluice.fit_correction(["a"]),
+        lambda: sluice.shortlist([(1.0, 0)], "two"),
+        lambda: sluice.Schedule.from_csv(3),
+        lambda: sluice.slice(sluice.Scenario(pp=2, microbatches=2), slices="four"),
+        lambda: sluice.weave([{"attention(F)": "long"}], []),
+        lambda: sluice.simulate(pp=2, microbatches=2).gantt("wide"),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, sluice.InputError)) as error:
+            call()
+        assert "_core" not in str(error.value)
+        assert "incompatible" not in str(error.value)
+        assert len(str(error.value)) < 300
 
 
 def test_placement_split_backwards_slices_and_joint_blocks():
