@@ -60,7 +60,11 @@ void recompute_less(const Scenario& base, const PlanSpace& space, PlanPoint& poi
 }  // namespace
 
 Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Predicate& subset)
-    : base_(std::move(base)), space_(std::move(space)), keep_(std::max(1, keep)), everything_(everything) {
+    : base_(std::move(base)),
+      space_(std::move(space)),
+      keep_(std::max(1, keep)),
+      everything_(everything),
+      subset_(subset) {
   points_ = enumerate(base_, space_);
   results_.resize(points_.size());
   std::map<std::tuple<const Family*, int, int, int, int>, int> known;
@@ -165,34 +169,38 @@ void Plan::end_round() {
   std::stable_sort(queue_.begin(), queue_.end(), [&](int a, int b) { return results_[a].bound < results_[b].bound; });
 }
 
-// Adds a simulated point to the fastest ones and to the front.
 void Plan::record(int point) {
   const PlanResult& result = results_[point];
   if (result.status != PlanStatus::simulated || !result.fits) return;
-  if (in_subset_[point] != 0 && !result.tight) {
-    fastest_of_subset_ = std::min(fastest_of_subset_, result.iteration);
-  }
-  std::vector<Duration>& times = result.tight ? fastest_tight_ : fastest_;
+  best_.add(result, keep_);
+  if (in_subset_[point] != 0) best_of_subset_.add(result, keep_);
+}
+
+void Plan::Best::add(const PlanResult& result, int keep) {
+  std::vector<Duration>& times = result.tight ? fastest_tight : fastest;
   times.insert(std::upper_bound(times.begin(), times.end(), result.iteration), result.iteration);
-  if (std::ssize(times) > keep_) times.pop_back();
+  if (std::ssize(times) > keep) times.pop_back();
   const std::pair here(result.iteration, result.needed_bytes);
   const auto better = [&](const auto& other) { return other.first <= here.first && other.second <= here.second; };
-  if (std::any_of(front_.begin(), front_.end(), better)) return;
-  std::erase_if(front_, [&](const auto& other) { return other.first >= here.first && other.second >= here.second; });
-  front_.push_back(here);
+  if (std::any_of(front.begin(), front.end(), better)) return;
+  std::erase_if(front, [&](const auto& other) { return other.first >= here.first && other.second >= here.second; });
+  front.push_back(here);
+}
+
+bool Plan::Best::rule_out(const PlanResult& bounds, int keep) const {
+  const auto faster = [&](const std::vector<Duration>& times) {
+    return std::lower_bound(times.begin(), times.end(), bounds.bound) - times.begin();
+  };
+  const auto ahead = bounds.tight ? std::ssize(fastest) + faster(fastest_tight) : faster(fastest);
+  if (ahead < keep) return false;
+  return std::any_of(front.begin(), front.end(), [&](const auto& other) {
+    return other.first <= bounds.bound && other.second <= bounds.needed_bytes;
+  });
 }
 
 bool Plan::dominated(int point) const {
-  const PlanResult& result = results_[point];
-  if (in_subset_[point] != 0 && fastest_of_subset_ >= result.bound) return false;
-  const auto faster = [&](const std::vector<Duration>& times) {
-    return std::lower_bound(times.begin(), times.end(), result.bound) - times.begin();
-  };
-  const auto ahead = result.tight ? std::ssize(fastest_) + faster(fastest_tight_) : faster(fastest_);
-  if (ahead < keep_) return false;
-  return std::any_of(front_.begin(), front_.end(), [&](const auto& other) {
-    return other.first <= result.bound && other.second <= result.needed_bytes;
-  });
+  const PlanResult& bounds = results_[point];
+  return best_.rule_out(bounds, keep_) && (in_subset_[point] == 0 || best_of_subset_.rule_out(bounds, keep_));
 }
 
 std::vector<int> Plan::ranking() const {
@@ -208,12 +216,10 @@ std::vector<int> Plan::ranking() const {
   return out;
 }
 
-// The points whose partitions and numbers of recomputed layers are worth a search: the first of the ranking, and in
+// The points of a ranking whose partitions and numbers of recomputed layers are worth a search: the first, and in
 // place of those that differ only in these, the best of further parallel sizes that may overtake them.
-std::vector<int> Plan::leaders(int count) const {
-  const std::vector<int> fitting = ranking();
+std::vector<int> Plan::leaders(const std::vector<int>& fitting, int count) const {
   std::vector<int> order(fitting.begin(), fitting.begin() + std::min<std::ptrdiff_t>(count, std::ssize(fitting)));
-  if (const int best = best_of_subset(); best >= 0) order.push_back(best);
   const auto without_layers = [&](int index) {
     PlanPoint point = points_[to_size(index)];
     point.first_layers = point.last_layers = 0;
@@ -244,7 +250,10 @@ std::vector<int> Plan::leaders(int count) const {
 
 void Plan::refine(int count, const std::atomic<bool>* stop) {
   if (!base_.stage_layers.empty() || base_.first_stage_layers > 0 || base_.last_stage_layers > 0) return;
-  const std::vector<int> indices = leaders(count);
+  std::vector<int> indices = leaders(ranking(), count);
+  for (const int point : leaders(ranking_of_subset(), count)) {
+    if (std::find(indices.begin(), indices.end(), point) == indices.end()) indices.push_back(point);
+  }
   const bool any_number = space_.recompute_layers.empty() && base_.training.recompute_layers == 0;
   struct Refined {
     PlanPoint fewer, layered;  // with fewer recomputed layers, and with the layers of every stage as well
@@ -274,20 +283,26 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
   }
 }
 
-// Replaces a configuration by a better one that the space does not refuse.
+// Replaces a configuration by a better one that the space does not refuse and that does not leave the subset.
 void Plan::adopt(int index, PlanPoint point, PlanResult result) {
   PlanResult& known = results_[to_size(index)];
   if (result.status != PlanStatus::simulated || !result.fits) return;
   if (std::tie(result.tight, result.iteration) >= std::tie(known.tight, known.iteration)) return;
   if (space_.refusal && !space_.refusal(point).empty()) return;
+  if (in_subset_[to_size(index)] != 0 && !subset_(point)) return;
   known = std::move(result);
   points_[to_size(index)] = std::move(point);
 }
 
 int Plan::best_of_subset() const {
-  const std::vector<int> fitting = ranking();
-  const auto found = std::find_if(fitting.begin(), fitting.end(), [&](int point) { return in_subset_[point] != 0; });
-  return found == fitting.end() ? -1 : *found;
+  const std::vector<int> fitting = ranking_of_subset();
+  return fitting.empty() ? -1 : fitting.front();
+}
+
+std::vector<int> Plan::ranking_of_subset() const {
+  std::vector<int> out = ranking();
+  std::erase_if(out, [&](int point) { return in_subset_[point] == 0; });
+  return out;
 }
 
 std::vector<int> Plan::pareto_front() const {

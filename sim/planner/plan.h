@@ -22,8 +22,8 @@ namespace sluice::sim {
 class Plan {
  public:
   using Predicate = std::function<bool(const PlanPoint&)>;
-  // Before `refine`, the first `keep` of the ranking, the Pareto front of time and memory, and the fastest
-  // configuration of a `subset` (such as those that a framework runs) are exact. With `everything`, all configurations
+  // Before `refine`, the first `keep` of the ranking and the Pareto front of time and memory are exact, of all
+  // configurations and of a `subset` (such as those that a framework runs). With `everything`, all configurations
   // that fit are simulated, also those that others are known to dominate. Throws InputError as `enumerate`.
   Plan(Scenario base, PlanSpace space, int keep, bool everything = false, const Predicate& subset = {});
   ~Plan();
@@ -49,7 +49,7 @@ class Plan {
   void take(std::span<const Work> work, std::span<const PlanResult> results);
   void end_round();
 
-  // After the search: gives the first `count` of the ranking, and the best of the subset, the smallest number of
+  // After the search: gives the first `count` of the ranking, and of that of the subset, the smallest number of
   // recomputed layers that fits, unless the space lists numbers, and the partition of their layers that
   // `regular_partition` finds, where this is faster, and ranks them again. Configurations that differ only in the
   // layers of their outer stages, or in the number of recomputed ones, count once. Does nothing if the base specifies
@@ -68,8 +68,21 @@ class Plan {
   std::vector<int> pareto_front() const;
 
  private:
+  // The best results so far.
+  struct Best {
+    // The first of the ranking, ascending, at most `keep` each: those that fit clearly, and within the memory margin.
+    std::vector<Duration> fastest;
+    std::vector<Duration> fastest_tight;
+    std::vector<std::pair<Duration, std::int64_t>> front;  // time and memory, both strictly monotone
+
+    void add(const PlanResult& result, int keep);
+    // Whether a configuration with these lower bounds is neither among the first `keep` nor in the front.
+    bool rule_out(const PlanResult& bounds, int keep) const;
+  };
+
   bool dominated(int point) const;
-  std::vector<int> leaders(int count) const;
+  std::vector<int> ranking_of_subset() const;
+  std::vector<int> leaders(const std::vector<int>& fitting, int count) const;
   void adopt(int index, PlanPoint point, PlanResult result);
   void record(int point);
 
@@ -79,17 +92,15 @@ class Plan {
   bool everything_;
   std::vector<PlanPoint> points_;
   std::vector<PlanResult> results_;
+  Predicate subset_;
   std::vector<char> in_subset_;  // by point
   std::vector<int> structure_of_;
   std::vector<std::unique_ptr<StructureRuns>> structures_;  // built on demand
   std::vector<int> queue_;                                  // points to simulate, by bound
   std::size_t taken_ = 0;                                   // number taken from the queue
   std::size_t round_size_ = 0;                              // 0: before the assessment
-  // The first of the ranking, ascending, at most `keep_` each: those that fit clearly, and within the memory margin.
-  std::vector<Duration> fastest_;
-  std::vector<Duration> fastest_tight_;
-  Duration fastest_of_subset_ = Duration::max();          // of those that fit clearly
-  std::vector<std::pair<Duration, std::int64_t>> front_;  // time and memory, both strictly monotone
+  Best best_;
+  Best best_of_subset_;
 };
 
 }  // namespace sluice::sim

@@ -341,7 +341,7 @@ TEST(Plan, RefinesItsLeaders) {
     EXPECT_TRUE(before[i].tight || plan.results()[i].iteration < before[i].iteration);
   }
   EXPECT_GE(refined, 2);
-  EXPECT_LE(refined, 6);
+  EXPECT_LE(refined, 10);  // five of each ranking
   EXPECT_FALSE(plan.points()[static_cast<std::size_t>(best_before)].stage_layers.empty());
   const std::vector<int> ranking = plan.ranking();
   const auto slower = [&](int a, int b) {

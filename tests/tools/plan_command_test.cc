@@ -92,20 +92,6 @@ TEST(PlanCommand, OneRankTriesAllFamilies) {
   EXPECT_EQ(ranking.at(document.at("megatron").at("place").get<std::size_t>()).at("schedule"), "1f1b");
 }
 
-// The best for Megatron-LM is that of a search that allows nothing else, which finds it first.
-TEST(PlanCommand, BestForMegatronIsTheBestOfAll) {
-  const std::string base = "plan --model " + kExamples +
-                           "models/llama3-8b/config.json --cluster dgx-h100 --gpus 8 --gbs 64 --seq-length 32768 "
-                           "--tp 2 --top 1 --json ";
-  const json any = json::parse(run_sluice(words(base)).out);
-  const json megatron = json::parse(run_sluice(words(base + "--schedule megatron --all")).out);
-  const auto time_of = [](const json& document) {
-    return document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>()).at("iteration_s");
-  };
-  EXPECT_EQ(time_of(any), time_of(megatron));
-  EXPECT_GT(any.at("megatron").at("place"), 0);
-}
-
 TEST(PlanCommand, SearchesExpertsAndContext) {
   const CommandResult experts = run_sluice(
       words("plan --model deepseek-v3 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 --tp 4 --pp 16 "

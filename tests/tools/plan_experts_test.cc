@@ -1,10 +1,13 @@
-// `sluice plan` for models with experts.
+// `sluice plan` for models with experts, and the best configurations that it names for frameworks.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <sstream>
 
 #include "tests/support/command.h"
@@ -193,6 +196,54 @@ TEST(PlanCommand, PrintsFlagsThatRunExperts) {
         "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 "
         "--moe-layer-freq 0,1,1,1 --ep 2 --joint-overlap none");
   check("--tp 2 --ep 2 --schedule 1f1b", "--ep 2");
+}
+
+// The best for Megatron-LM is that of a search that allows nothing else, which finds it first.
+TEST(PlanCommand, BestForMegatronIsTheBestOfAll) {
+  const std::string base =
+      "plan --model llama3-8b --cluster dgx-h100 --gpus 8 --gbs 64 --seq-length 32768 "
+      "--tp 2 --top 1 --json ";
+  const json any = json::parse(run_sluice(words(base)).out);
+  const json megatron = json::parse(run_sluice(words(base + "--schedule megatron --all")).out);
+  const auto time_of = [](const json& document) {
+    return document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>()).at("iteration_s");
+  };
+  EXPECT_EQ(time_of(any), time_of(megatron));
+  EXPECT_GT(any.at("megatron").at("place"), 0);
+}
+
+// Also after the refinement of partitions, layouts and recomputed layers, on random small spaces.
+TEST(PlanCommand, BestForMegatronIsRefined) {
+  std::mt19937 random(3);
+  const auto one_of = [&](std::initializer_list<const char*> words_of) {
+    return *(words_of.begin() + random() % words_of.size());
+  };
+  int compared = 0;
+  for (int i = 0; i < 20; ++i) {
+    const std::string layers = std::to_string(8 + random() % 25);
+    const std::string base = fmt::format(
+        "plan --position-embedding-type rope --num-layers {} --hidden-size 4096 --num-attention-heads 32 --vocab-size "
+        "{} --cluster {} --gpus 8 --gbs "
+        "{} --seq-length {} --tp {} --pp {} --mbs {} "
+        "--memory-margin 0 --json ",
+        layers, one_of({"32000", "128256"}), one_of({"dgx-h100", "dgx-a100-40gb", "p3dn.24xlarge"}),
+        one_of({"16", "32", "64"}), one_of({"4096", "8192", "16384", "32768"}), one_of({"1,2", "2,4", "1"}),
+        one_of({"2,4", "4,8", "4"}), one_of({"1", "2"}));
+    const CommandResult open = run_sluice(words(base + "--schedule megatron,zb-v,seq1f1b"));
+    const CommandResult restricted = run_sluice(words(base + "--schedule megatron"));
+    if (restricted.exit_code == 3) continue;  // nothing fits
+    ASSERT_EQ(restricted.exit_code, 0) << restricted.err;
+    ++compared;
+    const auto best = [](const CommandResult& result) {
+      const json document = json::parse(result.out);
+      return document.at("ranking")
+          .at(document.at("megatron").at("place").get<std::size_t>())
+          .at("iteration_s")
+          .get<double>();
+    };
+    EXPECT_LE(best(open), best(restricted)) << base;
+  }
+  EXPECT_GE(compared, 10);
 }
 
 }  // namespace
