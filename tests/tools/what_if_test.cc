@@ -338,6 +338,34 @@ TEST(Sweep, OverSchedulesAdaptsOtherKeys) {
   EXPECT_EQ(slices.at("points").at(1).at("adapted"), json{"slices 4 -> not sliced"});
 }
 
+// What another family takes over from the first is named, and a sliced family gets slices of its own.
+TEST(Sweep, OverSchedulesNamesWhatIsInherited) {
+  const std::string uniform = "simulate --pp 4 --microbatches 8 --uniform f=1,b=1,w=1 ";
+  const json chunks = json::parse(run_sluice(words(uniform + "--schedule interleaved-1f1b --vpp 3 --sweep schedule="
+                                                             "interleaved-1f1b,looped-bfs,1f1b,seq1f1b --json"))
+                                      .out)
+                          .at("points");
+  EXPECT_FALSE(chunks.at(0).contains("inherited"));
+  EXPECT_EQ(chunks.at(1).at("inherited"), json{"vpp 3"});
+  EXPECT_FALSE(chunks.at(2).contains("inherited"));
+  EXPECT_EQ(chunks.at(3).at("inherited"), json{"slices 1"});  // without a sequence length
+  const std::string llama =
+      "simulate --model llama3-8b --cluster dgx-h100 --pp 4 --microbatches 8 --seq-length 8192 --schedule 1f1b "
+      "--decoder-first-pipeline-num-layers 9 --decoder-last-pipeline-num-layers 7 ";
+  const json layers =
+      json::parse(run_sluice(words(llama + "--sweep schedule=gpipe,seq1f1b,zb-v --json")).out).at("points");
+  EXPECT_EQ(layers.at(0).at("inherited"), (json{"first_stage_layers 9", "last_stage_layers 7"}));
+  EXPECT_EQ(layers.at(1).at("adapted"), json{"slices 1 -> 2"});
+  std::string sliced = llama + "--slices 2 --json";
+  sliced.replace(sliced.find("1f1b"), 4, "seq1f1b");
+  const json own = json::parse(run_sluice(words(sliced)).out);
+  EXPECT_EQ(layers.at(1).at("makespan_s"), own.at("makespan_s"));
+  const TemporaryFolder folder;
+  const std::string pair = run_sluice(words(llama + "--svg " + folder.path("a.svg") + " --compare-with seq1f1b")).err;
+  EXPECT_NE(pair.find("--compare-with seq1f1b: slices 1 -> 2\n"), std::string::npos) << pair;
+  EXPECT_NE(pair.find("--compare-with seq1f1b: inherits first_stage_layers 9\n"), std::string::npos) << pair;
+}
+
 TEST(Sweep, ReportsInvalidCombinations) {
   const TemporaryFolder folder;
   const CommandResult result =

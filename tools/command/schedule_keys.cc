@@ -17,6 +17,16 @@ namespace {
 
 constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"};
 
+// What is chosen for a schedule, besides its number of slices.
+constexpr const char* kChosenKeys[] = {"/parallelism/vpp",
+                                       "/parallelism/layers_per_virtual_stage",
+                                       "/parallelism/stage_layers",
+                                       "/parallelism/pipeline_layout",
+                                       "/parallelism/first_stage_layers",
+                                       "/parallelism/last_stage_layers",
+                                       "/schedule/group",
+                                       "/schedule/slice_lengths"};
+
 }  // namespace
 
 void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
@@ -28,24 +38,29 @@ void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
   }
 }
 
-std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document,
-                                                        const std::vector<std::string>& fixed) {
+std::string ScenarioFlags::schedule_of(const nlohmann::json& document) {
   const Json::json_pointer name("/schedule/name");
-  if (!document.contains(name) || !document[name].is_string()) return {};
-  const auto schedule = document[name].get<std::string>();
-  if (names_file(schedule) || schedule == kAutomatic) return {};
+  return document.contains(name) && document[name].is_string() ? document[name].get<std::string>() : "";
+}
+
+ScenarioFlags::Adapted ScenarioFlags::adapt_to_family(nlohmann::json& document, const std::string& own,
+                                                      const std::vector<std::string>& fixed) {
+  const std::string schedule = schedule_of(document);
+  if (schedule.empty() || names_file(schedule) || schedule == kAutomatic) return {};
   const Family* family = nullptr;
   try {
     family = &find_family(schedule);
   } catch (const InputError&) {
     return {};  // reading the document reports it
   }
-  std::vector<std::string> changes;
+  Adapted out;
+  const auto is_fixed = [&](const char* pointer) {
+    return std::any_of(fixed.begin(), fixed.end(), [&](const auto& key) { return is_within(pointer, key); });
+  };
   const auto drop = [&](const char* pointer, bool suits, const std::string& now) {
     const Json::json_pointer place(pointer);
-    if (suits || !document.contains(place) || document[place].is_null()) return;
-    if (std::any_of(fixed.begin(), fixed.end(), [&](const auto& key) { return is_within(pointer, key); })) return;
-    changes.push_back(fmt::format("{} {} -> {}", place.back(), document[place].dump(), now));
+    if (suits || !document.contains(place) || document[place].is_null() || is_fixed(pointer)) return;
+    out.changes.push_back(fmt::format("{} {} -> {}", place.back(), document[place].dump(), now));
     document[place.parent_pointer()].erase(place.back());
   };
   const auto is = [&](const char* pointer, int value) {
@@ -72,7 +87,29 @@ std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document
   }
   drop("/schedule/batches", family->asynchronous || is("/schedule/batches", 1), "1");
   for (const char* key : kAutomaticKeys) drop(key, false, "none");
-  return changes;
+  const auto same = [&](const Family& other) {
+    return other.name == own || std::find(other.aliases.begin(), other.aliases.end(), own) != other.aliases.end();
+  };
+  const bool another = !same(*family);
+  const Json::json_pointer slices("/schedule/slices");
+  const auto given = [&](const char* key) { return document.contains(Json::json_pointer(key)) || is_fixed(key); };
+  if (another && family->sliced && !given("/schedule/slices") && !given("/schedule/slice_lengths")) {
+    if (document.contains(Json::json_pointer("/batch/sequence_length"))) {
+      document[slices] = 2;
+      out.changes.emplace_back("slices 1 -> 2");
+    } else {
+      out.inherited.emplace_back("slices 1");
+    }
+  } else if (another && given("/schedule/slices") && !is_fixed("/schedule/slices")) {
+    out.inherited.push_back(fmt::format("slices {}", document[slices].dump()));
+  }
+  for (const char* key : kChosenKeys) {
+    const Json::json_pointer place(key);
+    if (!another || is_fixed(key) || !document.contains(place) || document[place].is_null()) continue;
+    if (place.back() == "vpp" && family->fixed_chunks != 0) continue;  // its placement fixes the number
+    out.inherited.push_back(fmt::format("{} {}", place.back(), document[place].dump()));
+  }
+  return out;
 }
 
 }  // namespace sluice::tools

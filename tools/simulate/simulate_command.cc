@@ -86,8 +86,11 @@ std::optional<SimulatedRun> compared_run(const SimulateOptions& options) {
   if (options.compare_with.empty()) return std::nullopt;
   SimulatedRun second = second_run(options.compare_with, options.flags->document(options.file), options.file);
   print_message(calibration_warning(second.setup->scenario()));
-  if (!second.adapted.empty()) {
-    print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(second.adapted, ", ")));
+  if (const auto& changes = second.adapted.changes; !changes.empty()) {
+    print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(changes, ", ")));
+  }
+  for (const std::string& each : second.adapted.inherited) {
+    print_message(fmt::format("--compare-with {}: inherits {}", options.compare_with, each));
   }
   return second;
 }

@@ -45,7 +45,7 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
     Json& schedule = other["schedule"];
     if (!schedule.is_object()) schedule = Json::object();
     schedule["name"] = word;
-    run.adapted = ScenarioFlags::adapt_to_family(other);
+    run.adapted = ScenarioFlags::adapt_to_family(other, ScenarioFlags::schedule_of(document));
     run.scenario = other.dump(2) + "\n";
     try {
       run.setup = planned_setup(scenario_from_json(other, source, ScenarioFlags::folder_of(file))).setup;

@@ -8,6 +8,7 @@
 
 #include "model/scenario/setup.h"
 #include "sim/engine/predict.h"
+#include "tools/command/scenario_flags.h"
 #include "tools/simulate/report_run.h"
 
 namespace sluice::tools {
@@ -16,8 +17,8 @@ namespace sluice::tools {
 struct SimulatedRun {
   std::unique_ptr<Setup> setup;
   Prediction prediction;
-  std::string scenario;              // JSON
-  std::vector<std::string> adapted;  // what was changed to suit the schedule family
+  std::string scenario;            // JSON
+  ScenarioFlags::Adapted adapted;  // to the schedule family
 };
 
 // Simulates the second run of `--compare-with WORD`. A word with a `/`, ending in .json or .csv, or naming an existing

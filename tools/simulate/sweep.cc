@@ -171,8 +171,8 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
     nlohmann::json document = base;
     try {
       document = document_with(base, sweep.axes, fixed, point.values, file);
-      std::vector<std::string> adapted;
-      if (schedules) adapted = ScenarioFlags::adapt_to_family(document, fixed);
+      ScenarioFlags::Adapted adapted;
+      if (schedules) adapted = ScenarioFlags::adapt_to_family(document, ScenarioFlags::schedule_of(base), fixed);
       const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
       point.result = results_of(*planned.setup, predict(*planned.setup));
       point.warning = calibration_warning(planned.setup->scenario());
@@ -211,10 +211,14 @@ std::string sweep_table(const Sweep& sweep) {
   out += '\n';
   std::set<std::string> notes;
   for (const SweepPoint& point : sweep.points) {
-    if (point.adapted.empty()) continue;
     for (std::size_t a = 0; a < point.values.size(); ++a) {
       if (!names_schedule(ScenarioFlags::pointer_of(sweep.axes[a].key))) continue;
-      notes.insert(fmt::format("  adapted to {}: {}\n", point.values[a], fmt::join(point.adapted, ", ")));
+      if (const auto& changes = point.adapted.changes; !changes.empty()) {
+        notes.insert(fmt::format("  adapted to {}: {}\n", point.values[a], fmt::join(changes, ", ")));
+      }
+      for (const std::string& each : point.adapted.inherited) {
+        notes.insert(fmt::format("  inherited by {}: {}\n", point.values[a], each));
+      }
     }
   }
   for (const std::string& note : notes) out += note;
@@ -241,7 +245,8 @@ OrderedJson sweep_json(const Sweep& sweep) {
       OrderedJson parsed = OrderedJson::parse(value, nullptr, false);
       row["values"].push_back(parsed.is_discarded() ? OrderedJson(value) : std::move(parsed));
     }
-    if (!point.adapted.empty()) row["adapted"] = point.adapted;
+    if (!point.adapted.changes.empty()) row["adapted"] = point.adapted.changes;
+    if (!point.adapted.inherited.empty()) row["inherited"] = point.adapted.inherited;
     row.update(point.has_result() ? point.result : OrderedJson{{"error", point.error}});
   }
   return out;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/command/document.h"
+#include "tools/command/scenario_flags.h"
 #include "traces/figure/curve.h"
 
 namespace sluice::tools {
@@ -21,9 +22,9 @@ SweepAxis parse_sweep_axis(const std::string& text);
 
 // The prediction for one combination of values, or the reason why there is none.
 struct SweepPoint {
-  std::vector<std::string> values;   // one per axis
-  std::vector<std::string> adapted;  // with a result: changes to suit the schedule family, such as "vpp 3 -> 1"
-  OrderedJson result;                // as in sluice.sweep/1; null without one
+  std::vector<std::string> values;  // one per axis
+  ScenarioFlags::Adapted adapted;   // with a result: to the schedule family
+  OrderedJson result;               // as in sluice.sweep/1; null without one
   std::string error;
   std::string warning;  // calibration_warning, assumed_times_line or mfu_remark
 
