@@ -321,7 +321,9 @@ WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, 
       if (!is_forward) gradient[index] = before;
     }
   }
-  return lanes.run();
+  WovenBlock block = lanes.run();
+  block.order = weave.order;
+  return block;
 }
 
 }  // namespace sluice::model

@@ -72,6 +72,7 @@ struct WovenPart {
 
 struct WovenBlock {
   std::vector<WovenPart> parts;  // those that take time, in the order of issue
+  std::vector<PassPart> order;   // of the weave: all parts of a layer
   double seconds = 0;            // until both lanes are done
   double communication_s = 0;    // during which the communication lane runs
   double exposed_s = 0;          // during which it runs and the compute lane does not

@@ -193,6 +193,18 @@ TEST(WeaveCommand, PrintsTheBlockOfAScenario) {
   EXPECT_THAT(run_sluice(words("weave " + kWovenRun + "--weave dualpip")).err, HasSubstr("did you mean 'dualpipe'"));
 }
 
+// Parts without time are not listed, but the order has them.
+TEST(WeaveCommand, PrintsAnOrderThatItTakes) {
+  TemporaryFolder folder;
+  const std::string parts = folder.path("parts.csv");
+  write_file_whole(parts, "part,layer,seconds\nattention(F),0,2\nexperts(F),0,3\nexperts(B),0,4\ndispatch(B),0,1\n");
+  for (const char* weave : {"search", "dualpipe", "whole-backward"}) {
+    const json first = json::parse(run_sluice({"weave", "--parts", parts, "--weave", weave, "--json"}).out);
+    const std::string order = first.at("order");
+    EXPECT_EQ(json::parse(run_sluice({"weave", "--parts", parts, "--weave", order, "--json"}).out), first);
+  }
+}
+
 TEST(WeaveCommand, ReplaysMeasuredParts) {
   TemporaryFolder folder;
   const std::string parts = folder.path("parts.csv");

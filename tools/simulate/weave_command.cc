@@ -111,12 +111,10 @@ WovenBlock block_of_scenario(const WeaveOptions& options) {
   return block;
 }
 
-// The order of issue in the first layer.
+// The order of issue in a layer, as --weave takes it.
 std::string order_of(const WovenBlock& block) {
   std::vector<std::string> words;
-  for (const WovenPart& part : block.parts) {
-    if (part.layer == 0) words.push_back(to_string(part.part));
-  }
+  for (const PassPart& part : block.order) words.push_back(to_string(part));
   return fmt::format("{}", fmt::join(words, " "));
 }
 
