@@ -19,11 +19,13 @@ torchtitan and others read the text of ``Schedule.to_csv`` (``pipeline_parallel_
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -57,6 +59,22 @@ def stages_of(schedule: Schedule, group: Any = None) -> list[int]:
     return [stage for stage, of in enumerate(schedule.placement[0]) if of == rank]
 
 
+def _scale_shared_once(stages: Sequence[Any]) -> None:
+    """Makes stages divide the gradient of a shared parameter once: PyTorch's divide it once per stage that has it."""
+    holders = Counter(id(parameter) for stage in stages for parameter in stage.submod.parameters())
+    calls: Counter[int] = Counter()
+
+    def scale(stage: Any, factor: int) -> None:
+        for parameter in stage.submod.parameters():
+            calls[id(parameter)] += 1
+            if calls[id(parameter)] % holders[id(parameter)] == 0 and factor != 1 and parameter.grad is not None:
+                parameter.grad.div_(factor)
+
+    if any(count > 1 for count in holders.values()):
+        for stage in stages:
+            stage.scale_grads = functools.partial(scale, stage)
+
+
 def runtime(
     schedule: Schedule,
     modules: Mapping[int, Any],
@@ -69,7 +87,8 @@ def runtime(
     """Returns PyTorch's runtime (``_PipelineScheduleRuntime``) with a schedule.
 
     ``modules`` are the stages of this process, by stage. The group has as many processes as the schedule has ranks.
-    With ``scale_grads``, gradients are divided by the number of microbatches, for a loss that is a mean. Raises
+    With ``scale_grads``, gradients are divided by the number of microbatches, for a loss that is a mean; those of a
+    parameter that several stages of this process share, once, after the last of them. Raises
     InputError for a schedule that the runtime cannot express, and for missing stages.
     """
     reason = refusal(schedule)
@@ -86,6 +105,7 @@ def runtime(
     stages = [
         PipelineStage(modules[stage], stage, schedule.num_stages, torch.device(device), group=group) for stage in own
     ]
+    _scale_shared_once(stages)
     out = _PipelineScheduleRuntime(stages, schedule.num_microbatches, loss_fn=loss_fn, scale_grads=scale_grads)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "schedule.csv")
@@ -98,8 +118,14 @@ def runtime(
 def step(pipeline: Any, *inputs: Any, target: Any = None) -> list[Any]:
     """Runs one training step, without the optimizer. Returns the losses of the microbatches, on the last stage's rank.
 
-    Every process may pass ``inputs`` and ``target``; those that the runtime expects on other ranks are ignored.
+    Every process may pass ``inputs`` and ``target``; those that the runtime expects on other ranks are ignored. Raises
+    InputError for a batch that the microbatches do not divide.
     """
+    for batch in (*inputs, target):
+        if torch.is_tensor(batch) and batch.dim() > 0 and batch.shape[0] % pipeline._n_microbatches != 0:
+            raise _core.InputError(
+                f"sluice.torch.step: {pipeline._n_microbatches} microbatches do not divide a batch of {batch.shape[0]}"
+            )
     first = any(stage.is_first for stage in pipeline._stages)
     last = any(stage.is_last for stage in pipeline._stages)
     losses: list[Any] = []
@@ -112,18 +138,22 @@ def step(pipeline: Any, *inputs: Any, target: Any = None) -> list[Any]:
 
 
 @contextlib.contextmanager
-def trace(folder: str | os.PathLike[str], group: Any = None) -> Iterator[None]:
-    """Records the block with PyTorch's profiler into ``folder``, as one file per rank.
+def trace(folder: str | os.PathLike[str], group: Any = None) -> Iterator[str]:
+    """Records the block with PyTorch's profiler into ``folder``, as one file per rank. Gives the folder of this process.
 
     ``sluice.read_ops``, ``sluice.compare`` and ``sluice.analyze`` read the folder after all ranks have left the block.
+    A group without rank 0 of all processes, such as another replica, writes into ``folder/replicaN``, with N its lowest
+    rank, so that replicas do not replace each other's files.
     """
+    lowest = 0 if group is None else min(dist.get_process_group_ranks(group))
+    own = os.path.join(folder, f"replica{lowest}") if lowest > 0 else os.fspath(folder)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
-        yield
-    os.makedirs(folder, exist_ok=True)
-    profiler.export_chrome_trace(os.path.join(folder, f"rank{dist.get_rank(group)}.json"))
+        yield own
+    os.makedirs(own, exist_ok=True)
+    profiler.export_chrome_trace(os.path.join(own, f"rank{dist.get_rank(group)}.json"))
     dist.barrier(group)
 
 

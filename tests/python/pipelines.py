@@ -66,12 +66,14 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(x)
 
 
-def stages_of_model(num_stages, width=32, layers=LAYERS, dtype=torch.float64):
-    """Returns the stages of the same model for any number of stages."""
+def stages_of_model(num_stages, width=32, layers=LAYERS, dtype=torch.float64, tied=False):
+    """Returns the stages of the same model for any number of stages; ``tied``: embedding and head share a weight."""
     torch.manual_seed(1)
     blocks = [Block(width) for _ in range(layers)]
     embedding = nn.Embedding(VOCABULARY, width)
     head = nn.Linear(width, VOCABULARY)
+    if tied:
+        head.weight = embedding.weight
     cuts = [layers * stage // num_stages for stage in range(num_stages + 1)]
     stages = []
     for stage in range(num_stages):
@@ -107,9 +109,9 @@ def gradients_of(stages):
     return out
 
 
-def one_process(microbatches):
+def one_process(microbatches, tied=False):
     """Returns losses and gradients of one step without a pipeline."""
-    (model,) = stages_of_model(1)
+    (model,) = stages_of_model(1, tied=tied)
     inputs, targets = data(microbatches)
     losses = []
     for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches)):
@@ -249,12 +251,48 @@ def profile_family(family, ranks, folder):
     return {"predicted_s": predicted, "steps": steps, "core_wait": measured.core_wait, "cost": measured.cost}
 
 
+def share_family(family, ranks, folder):
+    """Returns the error of the gradient of a weight that two stages of rank 0 share, and of a batch that does not fit."""
+    schedule = schedule_of(family, ranks)
+    stages = stages_of_model(schedule.num_stages, tied=True)
+    own = {stage: stages[stage] for stage in sluice.torch.stages_of(schedule)}
+    pipeline = sluice.torch.runtime(schedule, own, loss_fn)
+    inputs, targets = data(schedule.num_microbatches)
+    try:
+        sluice.torch.step(pipeline, inputs[1:], target=targets[1:])
+        refused = ""
+    except sluice.InputError as error:
+        refused = str(error)
+    errors = []
+    for _ in range(2):
+        for module in own.values():
+            module.zero_grad(set_to_none=True)
+        sluice.torch.step(pipeline, inputs, target=targets)
+        _, expected = one_process(schedule.num_microbatches, tied=True)
+        wanted = expected["embedding.weight"]
+        if dist.get_rank() == 0:
+            errors.append(((stages[0].embedding.weight.grad - wanted).abs().max() / wanted.abs().max()).item())
+    return {"shared": 0 in own and schedule.num_stages - 1 in own, "errors": errors, "refused": refused}
+
+
+def trace_replicas(family, ranks, folder):
+    """Returns the files that two replicas write which record into the same folder."""
+    groups = [dist.new_group(list(range(first, first + ranks // 2))) for first in (0, ranks // 2)]
+    group = groups[dist.get_rank() // (ranks // 2)]
+    traces = pathlib.Path(folder, "replicas")
+    with sluice.torch.trace(traces, group):
+        torch.ones(2).sum()
+    dist.barrier()
+    return sorted(str(path.relative_to(traces)) for path in traces.rglob("*.json"))
+
+
 def worker(rank, ranks, folder, task, families):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
     store = dist.FileStore(os.path.join(folder, f"store-{task}-{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
-    run = {"run": run_family, "profile": profile_family, "torchtitan": run_in_torchtitan}[task]
+    run = {"run": run_family, "profile": profile_family, "torchtitan": run_in_torchtitan,
+           "share": share_family, "replicas": trace_replicas}[task]
     results = {}
     for family in families:
         results[family] = run(family, ranks, folder)

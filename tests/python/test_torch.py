@@ -70,6 +70,18 @@ def test_traces_are_compared_and_analyzed(trained):
     assert sluice.simulate(analysis.scenario).schedule.num_ranks in (2, 4)
 
 
+def test_a_weight_that_two_stages_share_is_scaled_once(tmp_path):
+    for family, result in start(tmp_path, "share", 2, "zb-v", "dualpipe-v", "1f1b").items():
+        assert result["shared"] == (family != "1f1b")
+        assert not result["shared"] or max(result["errors"]) < 1e-12, family
+        assert "microbatches do not divide a batch of" in result["refused"]
+
+
+def test_replicas_do_not_replace_each_others_traces(tmp_path):
+    files = start(tmp_path, "replicas", 4, "1f1b")["1f1b"]
+    assert files == ["rank0.json", "rank1.json", "replica2/rank0.json", "replica2/rank1.json"]
+
+
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
 def test_the_prediction_from_profiled_stages(family, tmp_path):
     result = start(tmp_path, "profile", 2, family)[family]

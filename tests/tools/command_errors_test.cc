@@ -683,22 +683,16 @@ TEST(CommandErrors, FilesAreWrittenAtomically) {
   EXPECT_EQ(folder.num_files(), 1);
 }
 
-// Both follow from the sizes, before any op is made.
 TEST(CommandErrors, LargeSchedulesAndFormatsAreCheckedBeforeOpsAreMade) {
-  const std::string sizes = "--pp 8 --microbatches 700000 ";
+  const std::string sizes = " --pp 8 --microbatches 700000";
   const auto refusal = [](const std::string& command, const std::string& limit) {
     const CommandResult result = run_sluice(words(command), {"SLUICE_MEMORY_LIMIT=" + limit});
-    EXPECT_EQ(result.exit_code, 2);
-    EXPECT_EQ(result.out, "");
-    return result.err;
+    return result.exit_code == 2 && result.out.empty() ? result.err : "";
   };
-  EXPECT_THAT(
-      refusal("simulate --uniform f=1,b=1,w=1 --schedule looped-bfs " + sizes, "512MiB"),
-      HasSubstr("the schedule has 22 million ops, which take about 2.9 GiB of memory, more than the limit of 0.5 "
-                "GiB"));
-  EXPECT_THAT(refusal("schedule pipedream -o x.csv " + sizes, "512GiB"),
-              HasSubstr("pipedream: PyTorch's CSV has no schedules without a flush"));
-  EXPECT_THAT(refusal("schedule 1f1b " + sizes, "much"), HasSubstr("SLUICE_MEMORY_LIMIT: expected bytes with a unit"));
+  EXPECT_THAT(refusal("simulate --uniform f=1,b=1,w=1 --schedule looped-bfs" + sizes, "512MiB"),
+              HasSubstr("has 22 million ops, which take about 2.9 GiB of memory, more than the limit of 0.5 GiB"));
+  EXPECT_THAT(refusal("schedule pipedream -o x.csv" + sizes, "512GiB"), HasSubstr("CSV has no schedules without a"));
+  EXPECT_THAT(refusal("schedule 1f1b" + sizes, "much"), HasSubstr("SLUICE_MEMORY_LIMIT: expected bytes with a unit"));
 }
 
 }  // namespace

@@ -85,13 +85,13 @@ class ScenarioFlags {
   static bool exclude_each_other(const std::string& pointer, const std::string& other);
   // Removes the keys of the automatic schedule from a document with another schedule.
   static void drop_automatic_keys(nlohmann::json& document);
-  // Removes keys that the schedule family of the document does not support, such as another number of chunks than its
-  // placement has, except those `fixed` and keys within them, and gives a sliced family two slices where the sequence
-  // length is known and nothing cuts it.
   struct Adapted {
     std::vector<std::string> changes;    // "vpp 3 -> 1"
     std::vector<std::string> inherited;  // chosen for the schedule `own` and kept for another family: "vpp 3"
   };
+  // Removes keys that the schedule family of the document does not support, such as another number of chunks than its
+  // placement has, except those `fixed` and keys within them, and gives a sliced family two slices where the sequence
+  // length is known and nothing cuts it.
   static Adapted adapt_to_family(nlohmann::json& document, const std::string& own,
                                  const std::vector<std::string>& fixed = {});
   // Returns the name of the schedule of a document, "" if it has none.
