@@ -1,7 +1,9 @@
 #include "tools/command/interrupt.h"
 
 #include <csignal>
+#include <optional>
 
+#include "tools/command/automatic.h"
 #include "tools/command/exit_codes.h"
 
 namespace sluice::tools {
@@ -33,5 +35,16 @@ Interrupt::~Interrupt() {
 const std::atomic<bool>* Interrupt::flag() const { return &received; }
 
 int Interrupt::exit_code() { return last_signal == SIGTERM ? kTerminated : kInterrupted; }
+
+PlannedSetup planned_until_interrupted(const Scenario& scenario) {
+  std::optional<Interrupt> interrupt;
+  if (scenario.schedule == kAutomatic) interrupt.emplace();
+  return planned_with_progress(scenario, interrupt ? interrupt->flag() : nullptr);
+}
+
+int interrupted_or(int exit_code, const PlannedSetup& planned) {
+  const bool interrupted = planned.automatic && planned.automatic->ended_by == AutoEnd::interrupt;
+  return interrupted ? Interrupt::exit_code() : exit_code;
+}
 
 }  // namespace sluice::tools

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "model/namespaces.h"
+#include "sim/planner/auto_setup.h"
 
 namespace sluice::tools {
 
@@ -24,5 +25,11 @@ class Interrupt {
   void (*interrupted_)(int);
   void (*terminated_)(int);
 };
+
+// Calls `planned_with_progress`; SIGINT or SIGTERM ends the search.
+PlannedSetup planned_until_interrupted(const Scenario& scenario);
+
+// Returns the exit code of the signal that ended the search, or else `exit_code`.
+int interrupted_or(int exit_code, const PlannedSetup& planned);
 
 }  // namespace sluice::tools

@@ -18,10 +18,10 @@
 #include "model/schedule/schedule_file.h"
 #include "model/schedule/with_communication.h"
 #include "model/timeline/metrics.h"
-#include "tools/command/automatic.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
+#include "tools/command/interrupt.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
@@ -113,7 +113,7 @@ int write_schedule(const ScheduleOptions& options, Schedule schedule, const std:
 }
 
 int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario) {
-  const PlannedSetup planned = planned_with_progress(scenario);
+  const PlannedSetup planned = planned_until_interrupted(scenario);
   const Schedule& schedule = planned.setup->schedule();
   if (options.check) {
     std::vector<ScheduleCheck> verdicts;

@@ -12,10 +12,10 @@
 #include "model/input/files.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
-#include "tools/command/automatic.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
+#include "tools/command/interrupt.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -119,7 +119,7 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
 }
 
 int simulate_one(const SimulateOptions& options) {
-  const PlannedSetup planned = planned_with_progress(ScenarioFlags::read(run_document(options), options.file));
+  const PlannedSetup planned = planned_until_interrupted(ScenarioFlags::read(run_document(options), options.file));
   ScenarioFlags::print_notes(options.file);
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
