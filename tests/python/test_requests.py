@@ -25,7 +25,7 @@ def test_a_plan_ranks_configurations():
 def test_plans_that_do_not_exist():
     with pytest.raises(sluice.DoesNotFit):
         sluice.plan(sluice.Scenario(**{**LLAMA, "model": "llama3-70b"}), gpus=1)
-    with pytest.raises(sluice.InputError, match=r"equals 8 GPUs \(--tp 3\)"):
+    with pytest.raises(sluice.InputError, match=r"equals 8 GPUs of --gpus \(--tp 3\)"):
         sluice.plan(sluice.Scenario(**LLAMA), gpus=8, tp=[3])
     with pytest.raises(sluice.InputError, match="1f2b"):
         sluice.plan(sluice.Scenario(**LLAMA), gpus=8, schedules=["1f2b"])
