@@ -31,7 +31,7 @@ void try_flags(std::string_view text) {
     tools::ScenarioFlags::check_file(path, document);
     tools::ScenarioFlags::read(document, path);
     nlohmann::json adapted = document;
-    tools::ScenarioFlags::adapt_to_family(adapted);
+    tools::ScenarioFlags::adapt_to_family(adapted, tools::ScenarioFlags::schedule_of(adapted));
     accepts([&] { tools::ScenarioFlags::read(adapted, path); });
   });
 }

@@ -13,6 +13,7 @@
 #include "tools/command/command.h"
 #include "tools/command/document.h"
 #include "tools/command/messages.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "traces/text/quantity_text.h"
 
@@ -26,6 +27,7 @@ struct FitOptions {
   int sequences = 0;
   int tensor_parallel = 0;
   int folds = 5;
+  double max_error = kMostFitError;
 };
 
 nlohmann::ordered_json error_json(const RelativeError& error) {
@@ -148,13 +150,13 @@ void print_fit(const Profile& profile, const ProfileFit& fit) {
   }
 }
 
-void check_useful(const Profile& profile, const ProfileFit& fit) {
+void check_useful(const Profile& profile, const ProfileFit& fit, double max_error) {
   const std::optional<RelativeError> all = overall(fit);
-  if (!all || all->mean <= kMostFitError) return;
+  if (!all || all->mean <= max_error) return;
   throw InputError(
-      fmt::format("{}: the fit is useless: its mean error on held-out samples is {:.0f} %, expected at most {:.0f} %; "
-                  "measure again {}",
-                  profile.source, 100 * all->mean, 100 * kMostFitError,
+      fmt::format("{}: the fit is useless: its mean error on held-out samples is {:.0f} %, expected at most {:.0f} % "
+                  "(--max-error); measure again {}",
+                  profile.source, 100 * all->mean, 100 * max_error,
                   profile.waited_for_cores ? "on an idle machine: workers waited for cores"
                                            : "with a longer --time-budget, on an idle machine"));
 }
@@ -165,7 +167,7 @@ int fit_command(const FitOptions& options) {
   if (options.sequences > 0) choice.sequences = options.sequences;
   if (options.tensor_parallel > 0) choice.tensor_parallel = options.tensor_parallel;
   const ProfileFit fit = fit_profile(profile, choice);
-  check_useful(profile, fit);
+  check_useful(profile, fit, options.max_error);
   if (profile.waited_for_cores) print_message("warning: " + std::string(kWaitedForCores));
   for (const std::string& warning : fit.warnings) print_message(warning);
   if (!options.output.empty()) write_file_whole(options.output, to_json_text(fit.table));
@@ -192,7 +194,8 @@ Subcommand add_fit_command(CLI::App& app) {
       "the median of the samples per length, interpolated linearly between lengths. The coefficients are fitted to "
       "the samples with a prefix by least squares of relative errors. If the lengths and prefixes do not determine "
       "all four, a1, then a2, then a0 are set to 0, with a warning. The errors printed are of the fitted samples, of "
-      "held-out samples (deterministic cross-validation; above 50 % on average is an error), and of t(i, 0) at each "
+      "held-out samples (deterministic cross-validation; above --max-error on average is an error), and of t(i, 0) at "
+      "each "
       "length if interpolated from the "
       "others (\"between lengths\").");
   command->group("Run and measure");
@@ -212,6 +215,10 @@ Subcommand add_fit_command(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 16));
   command->add_option("--folds", options->folds, "Number of folds of the cross-validation, 2 to 1000 (default 5)")
       ->check(CLI::Range(2, 1000));
+  command
+      ->add_option("--max-error", options->max_error,
+                   "Maximum mean error of held-out samples of a useful fit, such as 50% or 0.5 (default 50%)")
+      ->transform(fraction());
   return {command, [options] { return fit_command(*options); }};
 }
 
