@@ -330,7 +330,7 @@ class Planning {
     std::int64_t ops = 1;
     for (const AutoPlacement& placement : placements_) {
       const PlacedProblem& problem = placement.problem;
-      ops = std::max(ops, 3 * std::ssize(problem.times) * problem.num_microbatches);
+      ops = std::max(ops, std::int64_t{3} * std::ssize(problem.times) * problem.num_microbatches);
     }
     constexpr std::int64_t kOpsTimed = 2'000'000'000;
     constexpr std::int64_t kLeastEvaluations = 1000;
