@@ -2,7 +2,12 @@
 
 #include <string>
 
+#include "model/input/protected_files.h"
 #include "tools/simulate/live_run.h"
+
+// A page has no files to protect.
+void sluice::model::note_input(const std::string& /*path*/, bool /*is_checkpoint*/) {}
+void sluice::model::check_replaceable(const std::string& /*path*/, bool /*derived*/) {}
 
 namespace {
 
