@@ -58,7 +58,7 @@ class MessageType {
   int count_ = 1;
 };
 
-class MpiTransport : public Transport {
+class MpiTransport final : public ProcessTransport {
  public:
   MpiTransport() {
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
@@ -74,7 +74,7 @@ class MpiTransport : public Transport {
   }
   ~MpiTransport() override {
     // After a stop other ranks may have exited; freeing would wait for them.
-    if (MpiTransport::stopped()) return;
+    if (stopped()) return;
     for (MPI_Comm& comm : comms_) MPI_Comm_free(&comm);
   }
 
@@ -98,27 +98,14 @@ class MpiTransport : public Transport {
     return done != 0;
   }
 
-  std::uint32_t changes(Channel channel) const override { return counts_[static_cast<std::size_t>(channel)].load(); }
   void sleep(Channel channel, std::uint32_t seen) override {
     // Another thread of this process wakes by the count; messages can only be polled.
     if (channel == Channel::collective && idle_collectives_.load()) {
-      counts_[static_cast<std::size_t>(channel)].wait(seen);
+      wait_for_change(channel, seen);
     } else {
       std::this_thread::yield();
     }
   }
-  void wake(Channel channel) override {
-    counts_[static_cast<std::size_t>(channel)].fetch_add(1);
-    counts_[static_cast<std::size_t>(channel)].notify_all();
-  }
-  void stop_waiting() override {
-    stopped_.store(true);
-    for (int channel = 0; channel < kNumChannels; ++channel) wake(static_cast<Channel>(channel));
-  }
-  bool stopped() const override { return stopped_.load(); }
-
- protected:
-  void quiesce() override {}  // the process ends
 
  private:
   static MPI_Request request_of(const Message& message) {
@@ -162,10 +149,8 @@ class MpiTransport : public Transport {
   int tag_bound_ = 32767;
   std::array<MPI_Comm, kNumChannels> comms_{};
   std::mutex mutex_;
-  std::array<std::atomic<std::uint32_t>, kNumChannels> counts_{};
   int collectives_under_way_ = 0;  // used by the thread of the collective channel only
   std::atomic<bool> idle_collectives_{true};
-  std::atomic<bool> stopped_{false};
 };
 
 }  // namespace

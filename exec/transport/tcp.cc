@@ -233,7 +233,7 @@ struct Link {
   Lane in;
 };
 
-class TcpTransport final : public Transport {
+class TcpTransport final : public ProcessTransport {
  public:
   TcpTransport(int rank, int size, const Broadcast& broadcast, milliseconds patience)
       : rank_(rank), size_(size), patience_(patience), links_(static_cast<std::size_t>(size)) {
@@ -273,9 +273,8 @@ class TcpTransport final : public Transport {
     return message.done.load(std::memory_order_acquire);
   }
 
-  std::uint32_t changes(Channel channel) const override { return counts_[static_cast<std::size_t>(channel)].load(); }
   void sleep(Channel channel, std::uint32_t seen) override {
-    if (channel != Channel::control) return counts_[static_cast<std::size_t>(channel)].wait(seen);
+    if (channel != Channel::control) return wait_for_change(channel, seen);
     std::vector<pollfd> all;
     for (const Link& link : links_) {
       const auto events = (link.in.posted.empty() ? 0 : POLLIN) | (link.out.posted.empty() ? 0 : POLLOUT);
@@ -284,18 +283,6 @@ class TcpTransport final : public Transport {
     if (waits_for_connection()) all.push_back({listener_.get(), POLLIN, 0});
     ::poll(all.data(), all.size(), kLookMs);
   }
-  void wake(Channel channel) override {
-    counts_[static_cast<std::size_t>(channel)].fetch_add(1);
-    counts_[static_cast<std::size_t>(channel)].notify_all();
-  }
-  void stop_waiting() override {
-    stopped_.store(true);
-    for (int channel = 0; channel < kNumChannels; ++channel) wake(static_cast<Channel>(channel));
-  }
-  bool stopped() const override { return stopped_.load(); }
-
- protected:
-  void quiesce() override {}  // nobody else writes to its buffers
 
  private:
   Link& link_of(int rank) { return links_[static_cast<std::size_t>(rank)]; }
@@ -456,8 +443,6 @@ class TcpTransport final : public Transport {
   std::array<std::uint64_t, 2> token_{};
   std::uint16_t port_ = 0;
   Socket listener_;
-  std::array<std::atomic<std::uint32_t>, kNumChannels> counts_{};
-  std::atomic<bool> stopped_{false};
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -114,6 +115,35 @@ class Transport {
   std::function<void(int peer)> on_control_wait_;
   std::mutex ending_;
   std::function<void()> end_elsewhere_;
+};
+
+// What transports between processes share: a count of changes per channel, and the end of waiting in this process.
+class ProcessTransport : public Transport {
+ public:
+  std::uint32_t changes(Channel channel) const final { return count_of(channel).load(); }
+  void wake(Channel channel) final {
+    count_of(channel).fetch_add(1);
+    count_of(channel).notify_all();
+  }
+  bool stopped() const final { return stopped_.load(); }
+
+ protected:
+  void stop_waiting() final {
+    stopped_.store(true);
+    for (int channel = 0; channel < kNumChannels; ++channel) wake(static_cast<Channel>(channel));
+  }
+  void quiesce() final {}  // the other processes do not access this one's buffers
+  // Sleeps until the count differs from `seen`.
+  void wait_for_change(Channel channel, std::uint32_t seen) const { count_of(channel).wait(seen); }
+
+ private:
+  std::atomic<std::uint32_t>& count_of(Channel channel) { return counts_[static_cast<std::size_t>(channel)]; }
+  const std::atomic<std::uint32_t>& count_of(Channel channel) const {
+    return counts_[static_cast<std::size_t>(channel)];
+  }
+
+  std::array<std::atomic<std::uint32_t>, kNumChannels> counts_{};
+  std::atomic<bool> stopped_{false};
 };
 
 // Returns a transport between MPI processes, one worker each. MPI is initialised with MPI_THREAD_SERIALIZED or better.

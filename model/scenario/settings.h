@@ -65,8 +65,8 @@ struct Setting {
   std::string_view details = "";   // for the documents only
   Commands reads = 0;              // on which commands its key has an effect
   Commands offers = 0;             // which commands have its flags
-  bool common = false;             // part of the short help
   Commands refuses = 0;            // which commands refuse values besides the default, instead of ignoring the key
+  bool common = false;             // part of the short help
   bool analytic = false;           // has no effect with a cost file
   std::string_view drops = "";     // pointers of the keys of a file that setting this one removes, as a,b,c
   // The argument of Megatron-LM, without "--"; "=NAME" has the same values as ours, of NAME others follow too, or its
