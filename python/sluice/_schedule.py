@@ -104,7 +104,7 @@ class Schedule:
         microbatches = _checked_count(microbatches, "microbatches")
         slices = _checked_count(slices, "slices")
         if not callable(ops):
-            raise _core.InputError(f"ops: expected a function of a rank, got {ops!r}")
+            raise _core.InputError(f"ops: expected a function that takes the number of the rank, got {ops!r}")
         stages = [_checked_count(rank, "placement", 0) for rank in (range(ranks) if placement is None else placement)]
         # A forward and at most two halves of a backward of each microbatch and slice in each stage.
         most = 3 * microbatches * slices * len(stages)

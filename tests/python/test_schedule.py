@@ -72,7 +72,7 @@ def test_endless_generators_end():
         ({"microbatches": 0}, "microbatches: expected a whole number of at least 1, got 0"),
         ({"slices": None}, "slices: expected a whole number of at least 1, got None"),
         ({"placement": [0, "a"]}, "placement: expected a whole number of at least 0, got 'a'"),
-        ({"ops": [F(0, 0)]}, "ops: expected a function of a rank"),
+        ({"ops": [F(0, 0)]}, "ops: expected a function that takes the number of the rank"),
         ({"ops": lambda rank: [Op("F", "x", 0)]}, "microbatch: expected a whole number of at least 0, got 'x'"),
         ({"ops": lambda rank: [Op(3, 0, 0)]}, "kind: expected F, B, I or W"),
     ],

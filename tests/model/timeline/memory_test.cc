@@ -167,7 +167,7 @@ TEST(Memory, AgreesWithSortedChangesAndReturnsToItsStart) {
 
 // One rank with two stages, two microbatches, F of 1 s, B of 3 s, and a reduction of 4 s after each B, which no op
 // waits for: F00 0-1, F10 1-2, B10 2-5, F01 5-6, B00 6-9, F11 9-10, B11 10-13, B01 13-16; reductions of stages 1, 0, 1,
-// 0 end at 9, 13, 17 and 21. Gradients of a stage, 100, exist from the end of a B until that of its reduction, whose
+// 0 end at 9, 13, 17 and 21. Gradients, 100 per stage, exist from the end of a B until that of its reduction, whose
 // first leaves the stage's shard, 1; what an F keeps, 10, stays.
 TEST(Memory, GradientsExistUntilTheyAreReduced) {
   class Sharded : public Footprint {
