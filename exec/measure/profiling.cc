@@ -565,8 +565,12 @@ std::vector<ProfileCell> profile_grid(std::int64_t sequence_length) {
   return cells;
 }
 
+namespace {
+
 Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
-                        const WorkerDevice& device) {
+                        const WorkerDevice& device, Supervisor* supervisor) {
+  ControlRecorder control(transport, supervisor == nullptr ? nullptr : supervisor->recorder(transport.rank()));
+  control.enter(ControlPhase::measurement, ControlRecorder::kNoStep);
   const std::int64_t began = now_ns();
   Profiler profiler(spec, transport, device);
   profiler.round();
@@ -582,12 +586,23 @@ Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const P
   return profiler.gather();
 }
 
-Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer,
-                             const RunDevices& devices) {
+}  // namespace
+
+Profile profile_as_process(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
+                           const WorkerDevice& device, const WatchedPlans& watched) {
   Profile profile;
-  on_device_threads(workers, devices, [&](Transport& transport, const WorkerDevice& device) {
-    Profile own = measure_profile(spec, transport, observer, device);
-    if (transport.rank() == 0) profile = std::move(own);
+  work_as_process(watched, transport, device, [&](Transport& to, const WorkerDevice& on, Supervisor* supervisor) {
+    profile = measure_profile(spec, to, observer, on, supervisor);
+  });
+  return profile;
+}
+
+Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer,
+                             const RunDevices& devices, const WatchedPlans& watched) {
+  Profile profile;
+  work_on_threads(watched, workers, devices, [&](Transport& to, const WorkerDevice& on, Supervisor* supervisor) {
+    Profile own = measure_profile(spec, to, observer, on, supervisor);
+    if (to.rank() == 0) profile = std::move(own);
   });
   return profile;
 }

@@ -10,6 +10,7 @@
 
 #include "exec/measure/part_bench.h"
 #include "exec/run/run_devices.h"
+#include "exec/run/watched.h"
 #include "exec/transport/transport.h"
 #include "kernels/stage.h"
 #include "model/cost/profile.h"
@@ -99,12 +100,13 @@ class Profiler {
 // Called on rank 0 after each round with the elapsed seconds.
 using ProfilingObserver = std::function<void(double seconds)>;
 
-// Measures rounds until the budget is spent. Returns the profile on rank 0, and an empty one elsewhere.
-Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
-                        const WorkerDevice& device = {});
+// Measures rounds until the budget is spent, as one process of many. Returns the profile on rank 0, and an empty one
+// elsewhere. Throws RunFailure if another process makes no progress, and what Profiler throws.
+Profile profile_as_process(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
+                           const WorkerDevice& device = {}, const WatchedPlans& watched = {});
 
-// Measures with one thread per worker. Throws the exception of the first worker that fails.
+// The same with one thread per worker. Throws the exception of the first worker that fails.
 Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer = {},
-                             const RunDevices& devices = {});
+                             const RunDevices& devices = {}, const WatchedPlans& watched = {});
 
 }  // namespace sluice::exec

@@ -115,10 +115,11 @@ TrialNote run_once(const TrialSpec& spec, const RunPlan& plan, Worker& worker, c
   return note;
 }
 
-}  // namespace
-
 TrialReport run_trials(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
-                       const TrialObserver& observer) {
+                       const TrialObserver& observer, Supervisor* supervisor) {
+  Recorder* const recorder = supervisor == nullptr ? nullptr : supervisor->recorder(transport.rank());
+  ControlRecorder control(transport, recorder);
+  control.enter(ControlPhase::measurement, ControlRecorder::kNoStep);
   TrialReport report;
   report.plans.resize(spec.plans.size());
   const int total = spec.runs * static_cast<int>(spec.plans.size());
@@ -136,8 +137,12 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
       if (device.device != nullptr) {
         check_device_memory(plan.arena(plan.layout().pipeline_rank(transport.rank())).total_bytes, device);
       }
+      // The other workers are not in a graph either: they have taken part in the last collective.
+      if (supervisor != nullptr) supervisor->use(transport.rank(), plan.graph());
+      control.enter(ControlPhase::start, ControlRecorder::kNoStep);
       const std::unique_ptr<Worker> worker = make_worker(plan, transport.rank(), transport,
                                                          {.tokens = spec.tokens[i],
+                                                          .recorder = recorder,
                                                           .device = device.device,
                                                           .device_transport = device.transport,
                                                           .queries = device.queries});
@@ -147,13 +152,19 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
       for (int run = 0; more != std::byte{0}; ++run) {
         transport.barrier();
         const TrialNote note = run_once(spec, plan, *worker, meter, run);
+        const std::int64_t step = std::int64_t{run} * plan.batches();
+        if (supervisor != nullptr) supervisor->expect(worker->starts(), worker->ends());
+        control.enter(ControlPhase::report, step);
         gather_run(plan, note, *worker, transport, run == 0, trials);
+        control.enter(ControlPhase::next_step, step);
         if (run == 0) continue;
         more = std::byte{std::ssize(trials.clocks) < runs_until(visit + 1) && run < TrialSpec::kMostRuns * wanted};
         transport.broadcast({&more, 1});
         const int so_far = done + (more == std::byte{0} ? wanted : std::min(run, wanted - 1));
         if (transport.rank() == 0 && observer) observer(so_far);
-        if (profile) profile->after_run(so_far);
+        if (!profile) continue;
+        control.enter(ControlPhase::measurement, step);
+        profile->after_run(so_far);
       }
       done += wanted;
     }
@@ -165,7 +176,20 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
   return report;
 }
 
-TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer) {
+}  // namespace
+
+TrialReport run_trials_as_process(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
+                                  const TrialObserver& observer, const Supervision& supervision) {
+  TrialReport report;
+  work_as_process({spec.plans, supervision}, transport, device,
+                  [&](Transport& to, const WorkerDevice& on, Supervisor* supervisor) {
+                    report = run_trials(spec, to, on, observer, supervisor);
+                  });
+  return report;
+}
+
+TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer,
+                                    const Supervision& supervision) {
   const RunLayout& layout = spec.plans.front()->layout();
   const std::vector<int> workers_here(to_size(layout.pipeline), layout.data * layout.tensor);
   for (const RunPlan* plan : spec.plans) {
@@ -174,11 +198,11 @@ TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& 
   }
   TrialReport report;
   const RunDevices cpu;
-  on_device_threads(layout.size(), spec.devices != nullptr ? *spec.devices : cpu,
-                    [&](Transport& transport, const WorkerDevice& device) {
-                      TrialReport own = run_trials(spec, transport, device, observer);
-                      if (transport.rank() == 0) report = std::move(own);
-                    });
+  work_on_threads({spec.plans, supervision}, layout.size(), spec.devices != nullptr ? *spec.devices : cpu,
+                  [&](Transport& transport, const WorkerDevice& device, Supervisor* supervisor) {
+                    TrialReport own = run_trials(spec, transport, device, observer, supervisor);
+                    if (transport.rank() == 0) report = std::move(own);
+                  });
   return report;
 }
 

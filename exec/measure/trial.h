@@ -12,6 +12,7 @@
 #include "exec/plan/run_plan.h"
 #include "exec/run/run_devices.h"
 #include "exec/run/token_source.h"
+#include "exec/run/watched.h"
 #include "exec/transport/transport.h"
 #include "model/cost/profile.h"
 
@@ -53,11 +54,12 @@ using TrialObserver = std::function<void(int runs_done)>;
 // fraction of the profile after each run. So disturbances of the machine affect all plans and the profile alike. The
 // profile does not use the times of the runs. A plan begins with fresh weights each time.
 //
-// Called by every worker; the report is filled on rank 0. Throws RunFailure and what Profiler throws.
-TrialReport run_trials(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
-                       const TrialObserver& observer);
+// Runs as one process of many; the report is filled on rank 0. Throws RunFailure and what Profiler throws.
+TrialReport run_trials_as_process(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
+                                  const TrialObserver& observer, const Supervision& supervision = {});
 
 // Runs with one thread per worker. Throws the first failure, and DoesNotFit if there is not enough memory.
-TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer = {});
+TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer = {},
+                                    const Supervision& supervision = {});
 
 }  // namespace sluice::exec

@@ -1,28 +1,23 @@
 #include "exec/run/training_run.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "exec/plan/host_memory.h"
+#include "exec/run/watched.h"
 #include "exec/steady_clock.h"
 #include "exec/transport/threads.h"
-#include "exec/watch/process_state.h"
-#include "exec/watch/recorder_file.h"
 #include "model/errors.h"
 #include "model/to_size.h"
 
@@ -128,127 +123,6 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
   return report;
 }
 
-// The workers of a plan by world rank, all in one process.
-std::vector<RecorderOwner> owners_of(const RunPlan& plan) {
-  const RunLayout& layout = plan.layout();
-  std::vector<RecorderOwner> owners;
-  for (int rank = 0; rank < layout.size(); ++rank) {
-    owners.push_back({.world_rank = rank,
-                      .pipeline_rank = layout.pipeline_rank(rank),
-                      .data_rank = layout.data_rank(rank),
-                      .tensor_rank = layout.tensor_rank(rank),
-                      .expert_ranks = plan.has_experts() ? layout.expert : 0,
-                      .world_size = layout.size(),
-                      .process = static_cast<std::int64_t>(::getpid()),
-                      .host = host_name()});
-  }
-  return owners;
-}
-
-// Fills in process and host of all workers in `owners`, on every worker.
-void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
-  struct Known {
-    std::int64_t process = 0;
-    std::array<char, 256> host{};
-  };
-  const RecorderOwner& own = owners[transport.rank()];
-  Known mine{.process = own.process};
-  std::copy_n(own.host.begin(), std::min(own.host.size(), mine.host.size() - 1), mine.host.begin());
-  const auto all = transport.gather(std::as_bytes(std::span(&mine, 1)));
-  std::vector<Known> known(owners.size());
-  for (std::size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&known[rank], all[rank].data(), sizeof(Known));
-  transport.broadcast(std::as_writable_bytes(std::span(known)));
-  for (std::size_t rank = 0; rank < owners.size(); ++rank) {
-    owners[rank].process = known[rank].process;
-    owners[rank].host = known[rank].host.data();
-  }
-}
-
-template <typename Work>
-std::exception_ptr failure_of(const Work& work) {
-  try {
-    work();
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
-
-// All processes begin, or none does, because one of them has failed: its memory or its folder may be another one.
-// Throws the own `failure`; otherwise, on the root, the failure of the first process that has one, with its rank.
-void begin_together(Transport& transport, const std::exception_ptr& failure) {
-  std::string note;  // its kind and text
-  try {
-    if (failure) std::rethrow_exception(failure);
-  } catch (const DoesNotFit& error) {
-    note = std::string("m") + error.what();
-  } catch (const InputError& error) {
-    note = std::string("i") + error.what();
-  } catch (const std::exception& error) {
-    note = std::string("x") + error.what();
-  }
-  const auto notes = transport.gather(std::as_bytes(std::span(note)));
-  const auto first = std::find_if(notes.begin(), notes.end(), [](const auto& each) { return !each.empty(); });
-  bool good = first == notes.end();
-  transport.broadcast(std::as_writable_bytes(std::span(&good, 1)));
-  if (failure) std::rethrow_exception(failure);
-  if (good) return;
-  if (first == notes.end()) throw InputError("another process has failed");  // only the root has the notes
-  const std::string text =
-      fmt::format("rank {}: {}", first - notes.begin(),
-                  std::string_view(reinterpret_cast<const char*>(first->data()), first->size()).substr(1));
-  if (first->front() == std::byte{'m'}) throw DoesNotFit(text);
-  if (first->front() == std::byte{'i'}) throw InputError(text);
-  throw std::runtime_error(text);
-}
-
-// Waits of a process for the others before the run is watched: stops the transport when they take too long.
-class StartDeadline {
- public:
-  StartDeadline(Transport& transport, const Supervision& supervision) : transport_(transport) {
-    if (supervision.folder.empty()) return;
-    transport_.on_control_wait([this](int peer) { awaited_.store(peer); });
-    limit_ = std::chrono::nanoseconds(std::max(supervision.limits.floor_ns, supervision.limits.control_ns));
-    timer_ = std::thread([this] {
-      std::unique_lock lock(mutex_);
-      if (!changed_.wait_for(lock, limit_, [this] { return ended_; })) transport_.stop();
-    });
-  }
-  ~StartDeadline() {
-    {
-      const std::lock_guard lock(mutex_);
-      ended_ = true;
-    }
-    changed_.notify_all();
-    if (timer_.joinable()) timer_.join();
-    transport_.on_control_wait(nullptr);
-  }
-  StartDeadline(const StartDeadline&) = delete;
-  StartDeadline& operator=(const StartDeadline&) = delete;
-
-  // Calls `meet`, which waits for the other processes. Throws RunFailure.
-  template <typename Meet>
-  void within(const Meet& meet) {
-    try {
-      meet();
-    } catch (const Stopped&) {
-      throw RunFailure(
-          FailureKind::stuck, awaited_.load(),
-          fmt::format("rank {} has waited at {} for rank {} for {} s", transport_.rank(), name_of(ControlPhase::start),
-                      awaited_.load(), std::chrono::duration<double>(limit_).count()));
-    }
-  }
-
- private:
-  Transport& transport_;
-  std::atomic<int> awaited_{-1};
-  std::chrono::nanoseconds limit_{0};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool ended_ = false;
-  std::thread timer_;
-};
-
 }  // namespace
 
 double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std::int64_t step) {
@@ -260,30 +134,6 @@ double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std
 namespace {
 
 constexpr std::uint8_t kStopAsked = 255;  // by TrainingOptions::stop: no signal has this number
-
-// Records what a worker does outside its steps, and for which worker it waits there.
-class ControlRecorder {
- public:
-  ControlRecorder(Transport& transport, Recorder* recorder) : transport_(transport), recorder_(recorder) {
-    if (recorder == nullptr) return;
-    transport_.on_control_wait([this](int peer) { recorder_->control(phase_, last_step_, peer); });
-  }
-  ~ControlRecorder() { transport_.on_control_wait(nullptr); }
-  ControlRecorder(const ControlRecorder&) = delete;
-  ControlRecorder& operator=(const ControlRecorder&) = delete;
-
-  void enter(ControlPhase phase, std::int64_t last_step) {
-    phase_ = phase;
-    last_step_ = static_cast<int>(last_step);
-    if (recorder_ != nullptr) recorder_->control(phase_, last_step_, -1);
-  }
-
- private:
-  Transport& transport_;
-  Recorder* recorder_;
-  ControlPhase phase_ = ControlPhase::start;
-  int last_step_ = -1;
-};
 
 // One training run in this process, as all of its workers see it.
 struct TrainingJob {
@@ -374,7 +224,7 @@ struct TrainingJob {
   // Creates a worker and trains it; passes its failure to the supervisor.
   void run_worker(std::unique_ptr<Worker>& worker, Transport& transport, const WorkerDevice& device) const {
     const int rank = transport.rank();
-    try {
+    run_watched(supervisor, transport, [&] {
       const WorkerServices services{.tokens = &tokens,
                                     .recorder = supervisor.recorder(rank),
                                     .faults = &faults,
@@ -384,20 +234,13 @@ struct TrainingJob {
                                     .memory_margin = device.memory_margin};
       // Created by the thread that uses it, so that its memory is local to that.
       worker = make_worker(plan, rank, transport, services);
-      train(*worker, transport);
-    } catch (const Stopped&) {
       try {
-        if (worker) worker->rethrow_own_error();
+        train(*worker, transport);
       } catch (const Stopped&) {
-      } catch (...) {
-        supervisor.fail(std::current_exception());
+        worker->rethrow_own_error();
+        throw;
       }
-    } catch (...) {
-      supervisor.fail(std::current_exception());
-    }
-    if (Recorder* recorder = supervisor.recorder(rank)) {
-      if (!transport.stopped()) recorder->doing(WorkerThread::compute, Activity::finished, 0);
-    }
+    });
   }
 };
 
@@ -427,8 +270,8 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
   std::vector<std::unique_ptr<Worker>> workers(to_size(layout.size()));
   std::vector<int> here(to_size(layout.size()));
   std::iota(here.begin(), here.end(), 0);
-  Supervisor supervisor(plan.graph(), options.supervision, owners, here,
-                        [&] { fabric.worker(Transport::kRoot).stop(); });
+  const std::array graphs = {&plan.graph()};
+  Supervisor supervisor(graphs, options.supervision, owners, here, [&] { fabric.worker(Transport::kRoot).stop(); });
   supervisor.watch();
   const TrainingJob job{plan, tokens, faults, options, supervisor, report, hooks, observer};
   {
@@ -465,19 +308,11 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
     throw InputError(fmt::format("expected {1} processes ({2} pipeline x {3} data x {4} tensor ranks), got {0}",
                                  transport.size(), layout.size(), layout.pipeline, layout.data, layout.tensor));
   }
-  // Exchange the owners: which workers share this host?
-  std::vector<RecorderOwner> owners = owners_of(plan);
-  std::optional<StartDeadline> start(std::in_place, transport, options.supervision);
-  start->within([&] { exchange_owners(transport, owners); });
-  std::vector<int> workers_here(to_size(layout.pipeline), 0);
-  for (const RecorderOwner& owner : owners) {
-    if (owner.host == host_name()) ++workers_here[owner.pipeline_rank];
-  }
   WorkerDevice device;
   std::optional<FaultPlan> faults;
   std::unique_ptr<Worker> worker;
-  std::optional<Supervisor> supervisor;
-  const std::exception_ptr failure = failure_of([&] {
+  const WatchedPlans watched{{&plan}, options.supervision};
+  const auto begin_check = [&](const std::vector<RecorderOwner>& owners, const std::vector<int>& workers_here) {
     if (plan.on_devices()) {
       check_device_memory(plan, *options.devices);
       device = {options.devices->devices[transport.rank()], options.devices->transport, nullptr,
@@ -486,13 +321,9 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
       check_memory(plan, workers_here, available_memory_bytes());
     }
     faults.emplace(faults_of(plan, owners, options));
-    supervisor.emplace(plan.graph(), options.supervision, owners, std::vector{transport.rank()},
-                       [&] { transport.stop(); });
-  });
-  start->within([&] { begin_together(transport, failure); });
-  start.reset();
+  };
+  const std::unique_ptr<Supervisor> supervisor = watch_process(watched, transport, begin_check);
   report.began = true;
-  supervisor->watch();
   const TrainingJob job{plan, tokens, *faults, options, *supervisor, report, hooks, observer};
   job.run_worker(worker, transport, device);
   worker.reset();

@@ -73,10 +73,10 @@ void* map_new_file(const std::string& path, std::string& temporary) {
 
 }  // namespace
 
-Recorder::Recorder(const std::string& path, const RecorderOwner& owner, const OpGraph& graph) : graph_(graph) {
+Recorder::Recorder(const std::string& path, const RecorderOwner& owner, const OpGraph& graph) : graph_(&graph) {
   std::string temporary;
   file_ = new (map_new_file(path, temporary)) RecorderLayout;
-  file_->sliced = graph.schedule().sliced() ? 1 : 0;
+  use(graph);
   file_->world_rank = owner.world_rank;
   file_->pipeline_rank = owner.pipeline_rank;
   file_->data_rank = owner.data_rank;
@@ -99,6 +99,11 @@ Recorder::Recorder(const std::string& path, const RecorderOwner& owner, const Op
 
 Recorder::~Recorder() { ::munmap(file_, sizeof(RecorderLayout)); }
 
+void Recorder::use(const OpGraph& graph) {
+  graph_ = &graph;
+  if (graph.schedule().sliced()) file_->sliced = 1;
+}
+
 void Recorder::doing(WorkerThread thread, Activity activity, int step, VertexId vertex, VertexId waits_for) {
   RecorderRing& ring = file_->rings[static_cast<std::size_t>(thread)];
   RecordedEntry entry;
@@ -111,12 +116,12 @@ void Recorder::doing(WorkerThread thread, Activity activity, int step, VertexId 
     entry.vertex = vertex;
     const bool outside = activity == Activity::starting || activity == Activity::between ||
                          activity == Activity::finished || activity == Activity::coordinating;
-    if (!outside && vertex < graph_.size()) entry.op = recorded(graph_, vertex);
+    if (!outside && vertex < graph_->size()) entry.op = recorded(*graph_, vertex);
   }
   entry.time_ns = now_ns();
   entry.activity = static_cast<std::uint32_t>(activity);
   entry.waits_for = waits_for;
-  if (activity == Activity::waiting && waits_for < graph_.size()) entry.awaited = recorded(graph_, waits_for);
+  if (activity == Activity::waiting && waits_for < graph_->size()) entry.awaited = recorded(*graph_, waits_for);
   ring.append(entry);
 }
 

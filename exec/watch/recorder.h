@@ -26,8 +26,8 @@ enum class Activity : std::uint8_t {
   dispatching,   // inside `vertex`, exchanging tokens with the ranks of its expert group
 };
 
-// What a worker does outside its steps.
-enum class ControlPhase : std::uint8_t { none, start, next_step, report, checkpoint };
+// What a worker does outside its steps. `measurement`: all workers measure together, and any may wait for any other.
+enum class ControlPhase : std::uint8_t { none, start, next_step, report, checkpoint, measurement };
 
 enum class WorkerThread : std::uint8_t { compute, collective };
 
@@ -67,13 +67,15 @@ class Recorder {
   static constexpr int kEvents = 4096;
 
   // Creates the file at `path`, replacing an existing one atomically; both threads are `starting`. Throws InputError
-  // naming the path. `graph` (which outlives this) provides the names of vertices, which are stored in the file, so
-  // that reading needs no graph.
+  // naming the path. `graph`, which outlives this or the next `use`, provides the names of vertices, which are stored
+  // in the file, so that reading needs no graph.
   Recorder(const std::string& path, const RecorderOwner& owner, const OpGraph& graph);
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
+  // Records vertices of another graph from now on. Called between two runs of graphs.
+  void use(const OpGraph& graph);
   // Records what a thread does from now on. Called by that thread only, or by another one after it has ended. For
   // `failed` and `stopped`, step and vertex are taken from the previous activity.
   void doing(WorkerThread thread, Activity activity, int step, VertexId vertex = 0, VertexId waits_for = 0);
@@ -82,7 +84,7 @@ class Recorder {
 
  private:
   RecorderLayout* file_ = nullptr;
-  const OpGraph& graph_;
+  const OpGraph* graph_;
 };
 
 }  // namespace sluice::exec

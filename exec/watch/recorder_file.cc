@@ -146,6 +146,7 @@ std::string_view name_of(ControlPhase phase) {
     case ControlPhase::next_step: return "the start of the next step";
     case ControlPhase::report: return "the report of the step";
     case ControlPhase::checkpoint: return "the checkpoint";
+    case ControlPhase::measurement: return "the measurement";
   }
   return "";
 }

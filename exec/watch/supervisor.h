@@ -44,8 +44,9 @@ struct Supervision {
 class Supervisor {
  public:
   // `owners` of all workers, by world rank; `here` are the world ranks of this process. `stop` ends all waiting of the
-  // workers of this process. `graph` and `supervision` outlive this.
-  Supervisor(const OpGraph& graph, const Supervision& supervision, std::vector<RecorderOwner> owners,
+  // workers of this process. `graphs`: those that the workers will run, from the first one on. They and `supervision`
+  // outlive this.
+  Supervisor(std::span<const OpGraph* const> graphs, const Supervision& supervision, std::vector<RecorderOwner> owners,
              const std::vector<int>& here, std::function<void()> stop);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
@@ -55,6 +56,8 @@ class Supervisor {
   Recorder* recorder(int world_rank);
   // Starts the watchdog. Precondition: the recorders of all processes exist.
   void watch();
+  // The worker runs this graph from now on. Called by all workers of all processes between the same two collectives.
+  void use(int world_rank, const OpGraph& graph);
   // Called when the first step begins: from then on, a signal ends the run after the current step.
   void begin_steps() { in_steps_.store(true); }
   // Takes a worker's times of the last run of the graph (by vertex, ns; 0 if unknown) as expectation for the next.
@@ -62,8 +65,9 @@ class Supervisor {
   // The signal that has asked this process to end the run, or 0.
   int stop_signal() const { return stop_signal_.load(); }
 
-  // Reports that a worker has ended because of `error`, and stops the others. The first error is the run's failure.
-  void fail(std::exception_ptr error);
+  // Reports that a worker has ended because of `error`, and stops the others. The first error is the run's failure,
+  // unless another process has already found one, or has died.
+  void fail(int world_rank, const std::exception_ptr& error);
   // Ends supervision once all workers of this process have ended. Throws the run's failure, if there was one.
   void end();
 
@@ -71,10 +75,13 @@ class Supervisor {
   void alarm(const Alarm& alarm);
   void asked_to_stop(const Alarm& alarm);
   void fail_now(const RunFailure& failure);
+  std::exception_ptr agreed(int world_rank, const std::exception_ptr& error);
+  std::exception_ptr death_of_another(int world_rank);
 
-  const OpGraph& graph_;
+  const OpGraph& first_graph_;
   const Supervision& supervision_;
   std::vector<RecorderOwner> owners_;
+  int first_here_;
   std::function<void()> stop_;
   std::vector<std::unique_ptr<Recorder>> recorders_;  // by world rank; null for other processes
   std::vector<std::atomic<std::int64_t>> expected_;   // by vertex, ns

@@ -53,6 +53,9 @@ class WaitWords {
         if (waits_.sends(node, doing.waits_for)) return fmt::format("sends {} to {}", sent(doing.waits_for), whom);
         return fmt::format("waits for {} from {}", awaited(doing), whom);
       case Activity::coordinating: return fmt::format("waits {} for {}", outside(doing), whom);
+      case Activity::between:
+        if (measures(doing)) return fmt::format("measures together with {}", whom);
+        [[fallthrough]];
       default: return fmt::format("waits for a step to begin from {}", whom);
     }
   }
@@ -197,6 +200,8 @@ int tier(const WaitGraph& waits, int node) {
   const Activity activity = waits.doing(node).activity;
   switch (here.cause) {
     case RootCause::dead:
+      // The compute thread tells more than an idle collective thread.
+      if (node % 2 == 1 && (activity == Activity::starting || activity == Activity::between)) return kNoTrouble;
       // Killed inside an op: the others ended because of it.
       return activity == Activity::working || activity == Activity::reducing || activity == Activity::dispatching ? 0
                                                                                                                   : 1;

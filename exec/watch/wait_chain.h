@@ -30,7 +30,8 @@ struct WaitLimits {
   // prints (a user may stop the terminal). At least floor_ns.
   std::int64_t idle_ns = 60'000'000'000;
   std::int64_t control_ns = 600'000'000'000;
-  std::int64_t grace_ns = 500'000'000;  // after a process died or a worker failed
+  std::int64_t start_ns = 600'000'000'000;  // of a process for the others, before they are watched
+  std::int64_t grace_ns = 500'000'000;      // after a process died or a worker failed
 
   std::int64_t deadline_ns(VertexId v) const;
   // Returns the limit of an activity outside the steps.
@@ -47,6 +48,11 @@ enum class RootCause : std::uint8_t {
   stopped,  // suspended, idle past the limit, or does not notice that what it waits for is complete
   cycle,    // a cycle of waits
 };
+
+// Whether a thread takes part in a measurement of all ranks, and not in a control message of it.
+constexpr bool measures(const Doing& doing) {
+  return doing.activity == Activity::between && static_cast<ControlPhase>(doing.vertex) == ControlPhase::measurement;
+}
 
 // Whether a worker has ended, as opposed to one that makes no progress at this moment.
 constexpr bool is_death(RootCause cause) { return cause == RootCause::dead || cause == RootCause::failed; }
@@ -97,6 +103,7 @@ std::vector<int> expert_group(const std::vector<RecorderOwner>& owners, int worl
 //    that share it, until they have joined; once all have joined, one of its messages is lost;
 //  - a thread that waits for a control message, outside its steps, waits for the compute thread of the other worker,
 //    until that waits for this one: then the message is lost;
+//  - a thread that takes part in a measurement waits for all ranks that have ended or are suspended;
 //  - an idle collective thread waits for its compute thread.
 // A message of a suspended process is not lost: the thread waits for that process. A process that continues gets the
 // limits anew.

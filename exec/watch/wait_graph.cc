@@ -150,8 +150,8 @@ void WaitGraph::inspect(int node) {
     return;
   }
   switch (doing.activity) {
-    case Activity::starting:
-    case Activity::between: return inspect_idle(node);
+    case Activity::starting: return inspect_idle(node);
+    case Activity::between: return measures(doing) ? inspect_measurement(node) : inspect_idle(node);
     case Activity::coordinating: return inspect_control(node);
     case Activity::waiting:
       return sends(node, doing.waits_for) ? inspect_send(node, doing.waits_for) : inspect_wait(node, doing.waits_for);
@@ -274,6 +274,17 @@ void WaitGraph::inspect_control(int node) {
   set_done(node, std::max(here.since_ns, there.since_ns), limits_.outside_ns(here), RootCause::lost);
   at(node).all_there = true;
   at(node).culprit = node / 2;
+}
+
+// What a rank waits for in a measurement is not recorded: any rank that cannot act may be it.
+void WaitGraph::inspect_measurement(int node) {
+  WaitNode& here = at(node);
+  for (int other = 0; other < std::ssize(nodes_); other += 2) {
+    if (other != node && worker(other).seen && away(other)) here.waits_for.push_back(other);
+  }
+  if (!here.waits_for.empty() || now_ns_ - here.since_ns <= limits_.outside_ns(doing(node))) return;
+  here.cause = RootCause::stopped;
+  here.broken = true;
 }
 
 void WaitGraph::inspect_idle(int node) {

@@ -62,6 +62,7 @@ class WaitGraph {
   void inspect_send(int node, VertexId transfer);
   void inspect_collective(int node, const std::vector<int>& ranks);
   void inspect_control(int node);
+  void inspect_measurement(int node);
   void inspect_idle(int node);
 
   void wait_or_lose(int node, int other, VertexId awaited, RootCause cause);

@@ -151,7 +151,7 @@ struct Watchdog::Impl {
       : owners(std::move(given)),
         options(std::move(asked)),
         on_alarm(std::move(callback)),
-        chains(graph, owners, options.limits),
+        chains(std::make_unique<WaitChains>(graph, owners, options.limits)),
         recorders(options.folder, owners),
         ended(::eventfd(0, EFD_CLOEXEC)) {
     last_look_ns = now_ns();
@@ -179,11 +179,19 @@ struct Watchdog::Impl {
       view.compute.since_ns = std::max(view.compute.since_ns, resumed_ns);
       view.collective.since_ns = std::max(view.collective.since_ns, resumed_ns);
     }
-    return chains.examine(views, now);
+    return chains->examine(views, now);
+  }
+
+  void use(const OpGraph& graph) {
+    const std::lock_guard lock(mutex);
+    chains = std::make_unique<WaitChains>(graph, owners, options.limits);
   }
 
   void run() {
     while (!wait(options.period)) {
+      if (options.found_by_others) {
+        if (auto failure = options.found_by_others()) return on_alarm({.found_by_others = std::move(failure)});
+      }
       Alarm alarm{.signal = options.take_signals ? next_held_signal() : 0};
       alarm.report = look();
       if (alarm.signal != 0) {
@@ -211,7 +219,7 @@ struct Watchdog::Impl {
   WatchdogOptions options;
   std::function<void(const Alarm&)> on_alarm;
   std::mutex mutex;  // guards the next four
-  WaitChains chains;
+  std::unique_ptr<WaitChains> chains;
   Recorders recorders;
   std::int64_t last_look_ns = 0;
   std::int64_t resumed_ns = 0;
@@ -224,6 +232,8 @@ Watchdog::Watchdog(const OpGraph& graph, std::vector<RecorderOwner> owners, Watc
     : impl_(std::make_unique<Impl>(graph, std::move(owners), std::move(options), std::move(on_alarm))) {}
 
 Watchdog::~Watchdog() = default;
+
+void Watchdog::use(const OpGraph& graph) { impl_->use(graph); }
 
 WaitReport Watchdog::look() { return impl_->look(); }
 

@@ -5,9 +5,11 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "exec/watch/failure.h"
 #include "exec/watch/recorder.h"
 #include "exec/watch/wait_chain.h"
 #include "model/graph/op_graph.h"
@@ -35,17 +37,21 @@ struct WatchdogOptions {
   WaitLimits limits;
   std::chrono::milliseconds period{50};
   bool take_signals = false;  // handle the signals of HeldSignals, which must exist
+  // Returns the failure that another process has found, once there is one. May be empty.
+  std::function<std::optional<RunFailure>()> found_by_others;
 };
 
 // The reason for an alarm.
 struct Alarm {
   WaitReport report;
   int signal = 0;  // SIGTERM or SIGINT, or 0; after a signal the report may have no root at fault
+  std::optional<RunFailure> found_by_others;  // if set, there is no report
 };
 
 // A thread that observes all workers whose recorders it can read. Calls `on_alarm` once when one of them is at fault
-// for longer than the limits allow, and for every signal before that. It calls neither MPI nor a device, so that it
-// keeps running when those hang. Workers on other hosts are not observed: each host has its own watchdogs.
+// for longer than the limits allow or another process has found a failure, and for every signal before that. It calls
+// neither MPI nor a device, so that it keeps running when those hang. Workers on other hosts are not observed: each
+// host has its own watchdogs.
 //
 // Time in which the whole process was stopped, or got no CPU time, does not count: waits are counted from when it
 // continues.
@@ -60,6 +66,9 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
+  // Expects workers in vertices of another graph from now on, which outlives this or the next `use`. Called when no
+  // worker of any process is in a vertex: between two collectives of all workers. Thread-safe.
+  void use(const OpGraph& graph);
   // Examines the workers now, for a caller that has learnt of a failure in another way. Thread-safe.
   WaitReport look();
 

@@ -15,6 +15,12 @@
 
 namespace sluice::tools {
 
+MpiRanks::MpiRanks() : MpiRanks(kProcessWait) { limits_end_ = false; }
+
+void MpiRanks::within(const std::string& what, const std::function<void()>& wait) const {
+  waits_ ? waits_->within(what, wait) : wait();
+}
+
 #ifdef SLUICE_HAVE_MPI
 namespace {
 
@@ -30,12 +36,23 @@ void check_mpi(int code, const char* what) {
   if (code != MPI_SUCCESS) throw std::runtime_error(std::string("MPI: ") + what + " failed");
 }
 
+// Variables that contradict each other are reported where they are used.
+exec::LaunchedRank rank_of_launcher() {
+  try {
+    return exec::launched_rank();
+  } catch (const InputError&) {
+    return {};
+  }
+}
+
 }  // namespace
 
-MpiRanks::MpiRanks() {
+MpiRanks::MpiRanks(std::chrono::milliseconds limit) : limits_end_(true) {
   if (!launched()) return;
+  waits_ = std::make_unique<ProcessWaits>(rank_of_launcher(), limit);
   int provided = 0;
-  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  within("MPI_Init",
+         [&] { check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread"); });
   if (provided < MPI_THREAD_SERIALIZED) {
     MPI_Finalize();
     throw InputError("this MPI library does not allow threads to take turns (MPI_THREAD_SERIALIZED)");
@@ -50,7 +67,7 @@ MpiRanks::MpiRanks() {
 MpiRanks::~MpiRanks() {
   if (!started_) return;
   if (std::uncaught_exceptions() > 0 && std::atexit([] { MPI_Finalize(); }) == 0) return;
-  MPI_Finalize();
+  limits_end_ ? within("MPI_Finalize", [] { MPI_Finalize(); }) : void(MPI_Finalize());
 }
 
 // The analyzer sees neither that `done` tests the requests nor that some are given up.
@@ -103,7 +120,7 @@ bool MpiRanks::others_report() const {
 
 #else
 
-MpiRanks::MpiRanks() = default;
+MpiRanks::MpiRanks(std::chrono::milliseconds) {}
 MpiRanks::~MpiRanks() = default;
 std::optional<std::vector<std::string>> MpiRanks::all_gather(const std::string& bytes,
                                                              const std::function<bool()>&) const {

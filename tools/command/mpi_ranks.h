@@ -1,19 +1,24 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "model/namespaces.h"
+#include "tools/command/process_waits.h"
 
 namespace sluice::tools {
 
 // The processes that a launcher (mpirun, srun) started together; without MPI or a launcher, only this process. MPI is
-// initialized by the constructor and finalized by the destructor.
+// initialized by the constructor and finalized by the destructor, which waits for all processes.
 class MpiRanks {
  public:
   MpiRanks();
+  // With a limit of its own for the wait of MPI_Init, and the same for that of MPI_Finalize.
+  explicit MpiRanks(std::chrono::milliseconds limit);
   ~MpiRanks();
   MpiRanks(const MpiRanks&) = delete;
   MpiRanks& operator=(const MpiRanks&) = delete;
@@ -22,6 +27,9 @@ class MpiRanks {
   bool started() const { return started_; }  // whether MPI was initialized
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }
+
+  // Calls `wait`, which waits for the other processes in or for `what`, within the limit.
+  void within(const std::string& what, const std::function<void()>& wait) const;
 
   // Returns the bytes of every rank, by rank, on every rank; nothing once `give_up`, called about every millisecond
   // while this rank waits for the others, returns true. The process must then end by std::_Exit.
@@ -33,6 +41,8 @@ class MpiRanks {
   bool others_report() const;
 
  private:
+  std::unique_ptr<ProcessWaits> waits_;  // null without a launcher
+  bool limits_end_ = false;
   bool started_ = false;
   int rank_ = 0;
   int size_ = 1;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "exec/watch/watchdog.h"
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "tools/command/calibration_warning.h"
@@ -18,6 +19,7 @@
 #include "tools/run/profiling_flags.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
+#include "tools/run/run_watch.h"
 
 namespace sluice::tools {
 namespace {
@@ -27,6 +29,7 @@ struct ProfileOptions {
   ProfilingFlags profiling;
   std::string output;
   RunPlaceFlags place;
+  WatchFlags watch;
   bool json = false;
   bool like = false;  // only for the help: with it, add_profile_like_command takes the place of this command
 };
@@ -77,7 +80,8 @@ void print_passes_and_links(const Profile& profile) {
 }
 
 int profile_command(const ProfileOptions& options) {
-  const MpiRanks ranks;
+  const MpiRanks ranks(options.watch.start_limit());
+  const HeldSignals held;
   try {
     RunPlace place(options.place, ranks);
     const Scenario scenario = options.flags->scenario();
@@ -87,8 +91,10 @@ int profile_command(const ProfileOptions& options) {
     const ProfilingSpec spec = profiling_spec(plans, options.profiling, place, tokens);
     if (place.first()) options.flags->print_ignored("profile");
     place.open(plan);
-    const Profile profile = measured_profile(spec, plan.layout(), place);
-    if (!place.first()) return kDone;
+    RunWatch watch(options.watch, place, ranks);
+    Profile profile;
+    const int code = watch.run([&] { profile = measured_profile(spec, plan, place, watch.supervision()); });
+    if (code != kDone || !place.first()) return code;
     place.print_library_notes();
     if (profile.waited_for_cores) print_message("warning: " + std::string(kWaitedForCores));
     if (!options.output.empty()) write_file_whole(options.output, to_json_text(profile));
@@ -130,7 +136,8 @@ Subcommand add_profile_command(CLI::App& app) {
       "attention (with the router), dispatch, experts and combine, with the exchanges between ranks; tokens, weights "
       "and inputs are those of the first step of a run, so that experts receive as many rows.");
   command->group("Run and measure");
-  command->footer("Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule.");
+  command->footer(
+      fmt::format("Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule, {}.", kFailureCodes));
   const auto options = std::make_shared<ProfileOptions>();
   options->flags =
       std::make_unique<RunFlags>(*command, std::initializer_list<std::string_view>{"--joint-overlap", "--weave"});
@@ -145,6 +152,7 @@ Subcommand add_profile_command(CLI::App& app) {
                  "that times them on a GPU ('sluice profile --like --help')")
       ->group(kProfile);
   options->place.add_to(*command, kProfile);
+  options->watch.add_to(*command);
   return {command, [options] { return options->flags->naming_flags([&] { return profile_command(*options); }); }};
 }
 

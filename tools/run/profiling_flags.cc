@@ -95,14 +95,17 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   return spec;
 }
 
-Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place) {
+Profile measured_profile(const ProfilingSpec& spec, const RunPlan& plan, const RunPlace& place,
+                         const Supervision& supervision) {
   Progress progress("measuring, seconds", static_cast<std::int64_t>(std::max(1.0, spec.budget_s)));
   const auto observer = [&](double seconds) { progress.done(static_cast<std::int64_t>(seconds)); };
   Transport* const transport = place.transport();
-  Profile profile = transport == nullptr ? profile_with_threads(spec, layout.size(), observer, place.devices())
-                                         : measure_profile(spec, *transport, observer, place.own_device());
+  const WatchedPlans watched{{&plan}, supervision};
+  const int workers = plan.layout().size();
+  Profile profile = transport == nullptr ? profile_with_threads(spec, workers, observer, place.devices(), watched)
+                                         : profile_as_process(spec, *transport, observer, place.own_device(), watched);
   profile.source = "measured";
-  profile.machine = place.machine(layout.size());
+  profile.machine = place.machine(workers);
   return profile;
 }
 

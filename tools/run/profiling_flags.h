@@ -29,7 +29,9 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
                              const TokenSource& tokens);
 
 // Measures a profile with one thread per worker of the layout, or with the processes of a launcher; then the result is
-// complete on the first process. Shows the progress on a terminal.
-Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place);
+// complete on the first process. Shows the progress on a terminal. `plan` is the one of the layout, and `supervision`
+// how its workers are watched.
+Profile measured_profile(const ProfilingSpec& spec, const RunPlan& plan, const RunPlace& place,
+                         const Supervision& supervision);
 
 }  // namespace sluice::tools

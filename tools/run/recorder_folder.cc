@@ -10,8 +10,8 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
+#include "exec/watch/diagnosis.h"
 #include "exec/watch/recorder_file.h"
 #include "model/errors.h"
 #include "model/input/files.h"
@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "sluice-run-";
-constexpr const char* kKept = "/kept";  // in a temporary folder: its run has failed and reported the path
+constexpr const char* kKept = "/kept";  // its run has failed and reported the path
 
 enum class FolderLock { taken, busy, unknown };
 
@@ -126,13 +126,14 @@ void open_requested(const std::string& path, int& lock) {
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::error_code ignored;
-    if (name.starts_with("rank-") && name.ends_with(".rec")) fs::remove(entry->path(), ignored);
+    const bool is_recorder = name.starts_with("rank-") && name.ends_with(".rec");
+    if (is_recorder || name == kDiagnosisName || "/" + name == kKept) fs::remove(entry->path(), ignored);
   }
 }
 
 }  // namespace
 
-RecorderFolder::RecorderFolder(const std::string& requested, const RunPlace& place)
+RecorderFolder::RecorderFolder(const std::string& requested, const RunPlace& place, const MpiRanks& ranks)
     : path_(requested), temporary_(requested.empty()), first_(place.first()), shared_(place.processes()) {
   std::string error;
   if (first_) {
@@ -143,8 +144,14 @@ RecorderFolder::RecorderFolder(const std::string& requested, const RunPlace& pla
     }
   }
   // The other processes wait for the folder, and end with the first one if there is none.
-  path_ = place.broadcast(error.empty() ? path_ : "");
+  ranks.within("the message with the folder of the flight recorders",
+               [&] { path_ = place.broadcast(error.empty() ? path_ : ""); });
   if (path_.empty()) throw InputError(error);
+  // On another host, the folder may not be shared.
+  if (!first_ && temporary_ && ::mkdir(path_.c_str(), S_IRWXU) == 0) {
+    first_ = true;
+    static_cast<void>(lock_folder(path_, lock_));
+  }
 }
 
 RecorderFolder::~RecorderFolder() {
@@ -153,8 +160,11 @@ RecorderFolder::~RecorderFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-void RecorderFolder::keep() {
-  if (temporary_) std::ofstream(path_ + kKept).close();
+bool RecorderFolder::keep() {
+  const int fd = ::open((path_ + kKept).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const bool others_have = fd < 0 && errno == EEXIST;
+  if (fd >= 0) ::close(fd);
+  return !others_have;
 }
 
 void RecorderFolder::leave() const {

@@ -19,6 +19,7 @@
 #include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/run/training_run.h"
+#include "exec/watch/diagnosis.h"
 #include "exec/watch/recorder_file.h"
 #include "exec/watch/watchdog.h"
 #include "kernels/cpu/gemm.h"
@@ -32,9 +33,9 @@
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
-#include "tools/run/recorder_folder.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
+#include "tools/run/run_watch.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/text/quantity_text.h"
 
@@ -54,22 +55,11 @@ struct RunOptions {
   int checkpoint_every = 0;
   std::string resume;
   std::string post_mortem;
-  std::string recorders;
-  double deadline = 30;
+  WatchFlags watch;
   double grace = 25;
   std::vector<std::string> faults;
   bool json = false;
 };
-
-int exit_code_of(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::lost: return kWorkerLost;
-    case FailureKind::stuck: return kRunStuck;
-    case FailureKind::non_finite: return kNotFinite;
-    case FailureKind::elsewhere: return kStoppedByAnother;
-  }
-  return kInternalError;
-}
 
 std::string step_line(const RunReport& run, std::size_t batch, const RunPlan& plan) {
   const double seconds = run.seconds / static_cast<double>(run.losses.size());
@@ -227,17 +217,8 @@ int num_runs(int steps, const RunPlan& plan) {
       fmt::format("--steps: expected a multiple of the {} batches of the schedule, got {}", plan.batches(), steps));
 }
 
-// Prints why a run failed, and keeps its flight recorders.
-void print_failure(const std::exception& failure, RecorderFolder& recorders) {
-  recorders.keep();
-  print_message(failure.what());
-  print_message(
-      fmt::format("the last events of each rank are in {0} (sluice run --post-mortem {0})", recorders.path()));
-  std::fflush(nullptr);
-}
-
-// `recorders` outlives the result.
-TrainingOptions training_options(const RunOptions& options, const RunPlan& plan, RecorderFolder& recorders) {
+// `watch` outlives the result.
+TrainingOptions training_options(const RunOptions& options, const RunPlan& plan, RunWatch& watch) {
   TrainingOptions training;
   training.runs = num_runs(options.steps, plan);
   training.warmup_steps = options.warmup;
@@ -247,20 +228,8 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
     print_message(text);
     std::fflush(nullptr);
   };
-  training.supervision.folder = recorders.path();
-  training.supervision.limits.floor_ns = static_cast<std::int64_t>(options.deadline * 1e9);
-  training.supervision.signals = true;
+  training.supervision = watch.supervision();
   training.supervision.grace = std::chrono::milliseconds(static_cast<std::int64_t>(options.grace * 1e3));
-  training.supervision.end_now = [&recorders](int signal, bool in_step) {
-    recorders.leave();
-    if (in_step) print_message("a second signal: ended in the middle of a step");
-    std::fflush(nullptr);
-    std::_Exit(128 + signal);
-  };
-  training.supervision.give_up = [&recorders](const RunFailure& failure) {
-    print_failure(failure, recorders);
-    std::_Exit(exit_code_of(failure.kind()));
-  };
   return training;
 }
 
@@ -305,6 +274,7 @@ WorkerHooks checkpoint_hooks(const RunOptions& options, const RunPlan& plan, Tra
 // Prints the last events of the flight recorders of a run, which may have ended or still run.
 int post_mortem(const std::string& folder) {
   constexpr std::size_t kShown = 12;
+  if (const auto diagnosis = read_diagnosis(folder)) fmt::print("{}\n\n", diagnosis->what());
   for (const RecorderFile& file : open_recorders(folder)) {
     const RecorderOwner& owner = file.owner();
     const auto process = file.process();
@@ -322,17 +292,9 @@ int post_mortem(const std::string& folder) {
   return kDone;
 }
 
-// Reports a failed run and keeps its flight recorders. Returns `code`; with several processes, ends this one, because
-// the state of the others is unknown.
-int report_failure(const std::exception& failure, int code, const RunPlace& place, RecorderFolder& recorders) {
-  print_failure(failure, recorders);
-  if (place.processes()) std::_Exit(code);
-  return code;
-}
-
 int run_command(const RunOptions& options) {
   if (!options.post_mortem.empty()) return post_mortem(options.post_mortem);
-  const MpiRanks ranks;
+  const MpiRanks ranks(options.watch.start_limit());
   const HeldSignals held;  // after MPI_Init: mpiexec may wait for ever for a process that ends within it
   try {
     check_output("--checkpoint", options.checkpoint);
@@ -347,8 +309,8 @@ int run_command(const RunOptions& options) {
       options.flags->print_weave_note(plan);
     }
     place.open(plan);
-    RecorderFolder recorders(options.recorders, place);
-    TrainingOptions training = training_options(options, plan, recorders);
+    RunWatch watch(options.watch, place, ranks);
+    TrainingOptions training = training_options(options, plan, watch);
     training.devices = &place.devices();
     const WorkerHooks hooks = checkpoint_hooks(options, plan, training);
     TrainingReport report;
@@ -360,25 +322,21 @@ int run_command(const RunOptions& options) {
       }
       std::fflush(stdout);
     };
-    try {
+    const auto train = [&] {
       if (Transport* const transport = place.transport()) {
         train_as_process(plan, *transport, tokens, training, report, hooks, observer);
       } else {
         train_with_threads(plan, tokens, training, report, hooks, observer);
       }
-    } catch (const RunFailure& failure) {
-      write_failed_trace(options, plan, report);
-      return report_failure(failure, exit_code_of(failure.kind()), place, recorders);
-    } catch (const DeviceError& failure) {
-      return report_failure(failure, kInternalError, place, recorders);
+    };
+    try {
+      const int code = watch.run(train, [&] { write_failed_trace(options, plan, report); });
+      if (code != kDone) return code;
     } catch (const SharedError&) {
       return kWrongInput;  // it has been reported
     } catch (const std::exception& failure) {
       if (!place.processes() || !report.began) throw;
-      // The other processes wait for this one; its launcher ends them.
-      print_message(fmt::format("rank {}: {}", place.transport()->rank(), failure.what()));
-      std::fflush(nullptr);
-      std::_Exit(dynamic_cast<const InputError*>(&failure) != nullptr ? kWrongInput : kInternalError);
+      watch.end_alone(failure);  // the other processes wait for this one; its launcher ends them
     }
     if (!place.first()) return kDone;
     place.print_library_notes();
@@ -422,11 +380,11 @@ Subcommand add_run_command(CLI::App& app) {
       "Ranks are threads of this process or, if started by mpirun, srun or (on GPUs) torchrun, processes. The default "
       "is a small built-in GPT on two ranks, with 1F1B and synthetic tokens. Dropout is not applied.");
   command->group("Run and measure");
-  command->footer(
-      "Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker process died, 7 an op "
-      "exceeded its deadline or ranks wait for each other, 8 a number is not finite, 9 another process failed, "
-      "130 or 143 ended by SIGINT or SIGTERM, after the current step and with a checkpoint if --checkpoint is given; a "
-      "second signal, or one before the first step, ends it immediately.");
+  command->footer(fmt::format(
+      "Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule, {}, 130 or 143 ended "
+      "by SIGINT or SIGTERM, after the current step and with a checkpoint if --checkpoint is given; a second "
+      "signal, or one before the first step, ends it immediately.",
+      kFailureCodes));
   const auto options = std::make_shared<RunOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
   const auto run = [](CLI::Option* option) { return option->group("Run"); };
@@ -458,14 +416,7 @@ Subcommand add_run_command(CLI::App& app) {
              ->add_option("--post-mortem", options->post_mortem,
                           "Print the flight recorders in this folder, left by another run, and exit")
              ->type_name(kReadFile));
-  faults(command
-             ->add_option("--recorder", options->recorders,
-                          "Folder for the flight recorders, of this run only (default: a temporary folder)")
-             ->type_name(kReadFile));
-  faults(command->add_option("--deadline", options->deadline,
-                             "Minimum time limit per op in seconds, 0.01 to 1000000; the limit is at least 20 times "
-                             "the previous time of the op (default 30)"))
-      ->check(number_from(0.01, 1e6));
+  options->watch.add_to(*command);
   faults(command->add_option("--grace", options->grace,
                              "Time in seconds for the current step and the checkpoint after SIGINT or SIGTERM, 0.1 to "
                              "1000000 (default 25)"))

@@ -155,7 +155,7 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
   if (ranks.size() > 1 || flags.transport == "mpi") {
 #ifdef SLUICE_HAVE_MPI
     if (!ranks.started()) refuse("needs a launcher (mpirun, srun) that starts one process per rank");
-    mpi_ = make_mpi_transport();
+    ranks.within("MPI_Comm_dup", [&] { mpi_ = make_mpi_transport(); });
 #else
     refuse("this sluice was built without MPI");
 #endif

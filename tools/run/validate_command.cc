@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "exec/measure/trial.h"
+#include "exec/watch/watchdog.h"
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
 #include "model/scenario/scenario.h"
@@ -26,6 +27,7 @@
 #include "tools/run/profiling_flags.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
+#include "tools/run/run_watch.h"
 #include "tools/run/validation.h"
 #include "tools/run/validation_output.h"
 #include "traces/chrome/side_by_side.h"
@@ -43,6 +45,7 @@ struct ValidateOptions {
   Tolerances tolerances{.makespan = 0.1, .memory = 0.05};
   double max_wait = 0.02;
   RunPlaceFlags place;
+  WatchFlags watch;
   std::string trace;
   bool json = false;
 };
@@ -90,7 +93,7 @@ bool share_cores(const RunPlace& place, int workers) {
 }
 
 TrialReport run_cases(const std::deque<Case>& cases, const ValidateOptions& options, const RunPlace& place,
-                      bool measures) {
+                      const Supervision& supervision, bool measures) {
   TrialSpec spec{.runs = options.steps, .devices = &place.devices()};
   const bool all_count = options.max_wait >= 1 || share_cores(place, cases.front().plan.layout().size());
   spec.most_wait = all_count ? std::numeric_limits<double>::infinity() : options.max_wait;
@@ -107,8 +110,9 @@ TrialReport run_cases(const std::deque<Case>& cases, const ValidateOptions& opti
   Progress progress("runs", options.steps * std::ssize(cases));
   const auto observer = [&](int done) { progress.done(done); };
   Transport* const transport = place.transport();
-  TrialReport report = transport == nullptr ? run_trials_with_threads(spec, observer)
-                                            : run_trials(spec, *transport, place.own_device(), observer);
+  TrialReport report = transport == nullptr
+                           ? run_trials_with_threads(spec, observer, supervision)
+                           : run_trials_as_process(spec, *transport, place.own_device(), observer, supervision);
   report.profile.source = "measured";
   report.profile.machine = place.machine(cases.front().plan.layout().size());
   return report;
@@ -200,7 +204,8 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
 
 int validate_command(const ValidateOptions& options) {
   check_flags(options);
-  const MpiRanks ranks;
+  const MpiRanks ranks(options.watch.start_limit());
+  const HeldSignals held;
   try {
     RunPlace place(options.place, ranks);
     const std::deque<Case> cases = cases_of(options, place);
@@ -216,8 +221,10 @@ int validate_command(const ValidateOptions& options) {
       if (table) static_cast<void>(predicted_timeline(each.plan, *table));
     }
     warn_of_shared_cores(place, plan.layout().size());
-    const TrialReport trials = run_cases(cases, options, place, !table);
-    if (!place.first()) return kDone;
+    RunWatch watch(options.watch, place, ranks);
+    TrialReport trials;
+    const int code = watch.run([&] { trials = run_cases(cases, options, place, watch.supervision(), !table); });
+    if (code != kDone || !place.first()) return code;
     place.print_library_notes();
     if (!table) table = table_of(trials.profile, plan);
     return report_validations(options, cases, place, *table, trials);
@@ -247,8 +254,9 @@ Subcommand add_validate_command(CLI::App& app) {
       "the maximum.");
   command->group("Run and measure");
   command->footer(
-      "Exit codes: 0 within the tolerances, 2 wrong input, 3 not enough memory, 4 invalid schedule, 5 outside the "
-      "tolerances, 10 machine busy: no verdict.");
+      fmt::format("Exit codes: 0 within the tolerances, 2 wrong input, 3 not enough memory, 4 invalid schedule, 5 "
+                  "outside the tolerances, {}, 10 machine busy: no verdict.",
+                  kFailureCodes));
   const auto options = std::make_shared<ValidateOptions>();
   options->flags = std::make_unique<RunFlags>(*command, std::initializer_list<std::string_view>{"--schedule"});
   const auto validation = [](CLI::Option* option) { return option->group("Validation"); };
@@ -283,6 +291,7 @@ Subcommand add_validate_command(CLI::App& app) {
                         "(.json or .gz)"));
   validation(command->add_flag("--json", options->json, "Print one JSON document (sluice.validation/1)"));
   options->profiling.add_to(*command);
+  options->watch.add_to(*command);
   return {command, [options] { return options->flags->naming_flags([&] { return validate_command(*options); }); }};
 }
 

@@ -412,7 +412,7 @@ struct WatchedRun {
     return out;
   }
   void limit(std::chrono::milliseconds time) {
-    options.supervision.limits.floor_ns = options.supervision.limits.control_ns =
+    options.supervision.limits.floor_ns = options.supervision.limits.control_ns = options.supervision.limits.start_ns =
         std::chrono::nanoseconds(time).count();
   }
 

@@ -474,6 +474,44 @@ TEST(WaitChain, SuspendedProcessIsAtFault) {
   EXPECT_THAT(report.root, HasSubstr("rank 0 has been suspended in step 4, inside F(stage 0, mb 0)"));
 }
 
+// What a rank waits for in a measurement is not recorded: it may be any that cannot act.
+TEST(WaitChain, RankThatCannotActIsAtFaultInAMeasurement) {
+  for (const ProcessState state : {ProcessState::suspended, ProcessState::dead}) {
+    Scene scene("1f1b", 3, 4);
+    WaitChains chains = scene.chains();
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto phase = static_cast<VertexId>(ControlPhase::measurement);
+      scene.worker(rank).compute = {Activity::between, -1, phase, 0, Scene::ago(rank == 2 ? 4 : 300)};
+    }
+    EXPECT_FALSE(chains.examine(scene.workers(), kNow).broken);
+    scene.worker(2).process = state;
+    EXPECT_FALSE(chains.examine(scene.workers(), kNow).broken);
+    const WaitReport report = chains.examine(scene.workers(), kNow + 6 * kSecond);
+    EXPECT_TRUE(report.broken);
+    EXPECT_EQ(report.world_rank, 2);
+    const bool dead = state == ProcessState::dead;
+    EXPECT_THAT(report.root, HasSubstr(dead ? "rank 2 died at the measurement"
+                                            : "rank 2 has been suspended at the measurement for 6.0 s"));
+    EXPECT_THAT(report.chain, HasSubstr("measures together with rank 2, which "));
+    EXPECT_THAT(report.waiting, ElementsAre(0, 1));
+  }
+}
+
+TEST(WaitChain, MeasurementHasTheLimitOfAControlMessage) {
+  Scene scene("1f1b", 2, 4);
+  const auto measuring = [](double since) {
+    return Doing{Activity::between, -1, static_cast<VertexId>(ControlPhase::measurement), 0, Scene::ago(since)};
+  };
+  scene.worker(0).compute = measuring(599);
+  scene.worker(1).compute = measuring(1);
+  EXPECT_FALSE(scene.examine().broken);
+  scene.worker(0).compute = measuring(601);
+  const WaitReport report = scene.examine();
+  EXPECT_TRUE(report.broken);
+  EXPECT_EQ(report.world_rank, 0);
+  EXPECT_EQ(report.root, "rank 0 has been at the measurement for 601.0 s");
+}
+
 // The message was sent, or the collective joined, long before the process was suspended.
 TEST(WaitChain, MessageOfASuspendedProcessIsNotLost) {
   for (const bool collective : {false, true}) {
