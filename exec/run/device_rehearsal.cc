@@ -8,7 +8,8 @@
 #include "model/to_size.h"
 
 namespace sluice::exec {
-// Runs every kind of op on every shape once, on zeros and without messages, so that no kernel is loaded during a run.
+// Runs every kind of op on every shape once, on zeros and without messages, so that no kernel is loaded, and no plan of
+// a library is built, during a run.
 void DeviceWorker::rehearse() {
   const std::vector<double> no_rates(to_size(plan_.steps_per_run()), 0.0);
   learning_rates_ = no_rates;

@@ -66,7 +66,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   place_small();
   find_groups();
   if (plan.has_experts()) prepare_experts();
-  if (services.device_transport->waits_on_device()) rehearse();
+  rehearse();
   fill_tables();
 }
 

@@ -340,6 +340,38 @@ TEST(DeviceWorker, ErrorOfADeviceIsReported) {
 }
 
 // Threads that query events of one context concurrently contend in the driver of a GPU.
+// Modules are loaded, and plans of libraries are built, before the first step. A rehearsal runs each kind of op once, a
+// step as often as there are microbatches.
+TEST(DeviceWorker, RehearsesEveryKindOfOpWhenItIsCreated) {
+  constexpr int kMicrobatches = 8;
+  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2, kMicrobatches));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
+  emulation::Counters counters;
+  const Devices devices(std::vector<emulation::EmulatedDeviceSpec>(2, {.counters = &counters}));
+  std::int64_t created = 0;
+  std::int64_t stepped = 0;
+  on_device_threads(2, devices.all, [&](Transport& transport, const WorkerDevice& device) {
+    const std::unique_ptr<Worker> worker = make_worker(
+        plan, transport.rank(), transport,
+        {.tokens = &tokens, .device = device.device, .device_transport = device.transport, .queries = device.queries});
+    transport.barrier();
+    if (transport.rank() == 0) created = counters.launches;
+    worker->initialise();
+    transport.barrier();
+    const std::int64_t before = counters.launches;
+    transport.barrier();
+    const double rate = 1e-3;
+    worker->run(0, {&rate, 1}, {});
+    worker->read_times();
+    transport.barrier();
+    if (transport.rank() == 0) stepped = counters.launches - before;
+    worker->settle();
+    transport.barrier();
+  });
+  EXPECT_GT(stepped, 0);
+  EXPECT_GE(created * kMicrobatches, stepped);
+}
+
 TEST(DeviceWorker, OneThreadAtATimeQueriesAGpu) {
   const RunPlan plan(device_descent(test::small_gpt(8)), schedule_of("1f1b", 1, 8, 16));
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
