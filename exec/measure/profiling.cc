@@ -12,6 +12,7 @@
 
 #include "exec/measure/core_wait.h"
 #include "exec/measure/link_bench.h"
+#include "exec/measure/profile_memory.h"
 #include "exec/plan/host_memory.h"
 #include "exec/plan/run_plan.h"
 #include "exec/run/token_source.h"
@@ -484,6 +485,7 @@ Profile Profiler::Impl::gather() {
   profile.dtype = to_string(spec.precision);
   profile.model = spec.model.name;
   profile.shape = model_shape_of(spec.model);
+  profile.memory = memory_of_parts(spec);
   std::vector<double> late;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (points[i].what != Point::What::transfer || times[i].empty()) continue;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/cost/memory_json.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
@@ -114,6 +115,8 @@ CostTable table_from_json(JsonReader root) {
       sum.finish();
     }
   }
+  root.allow("memory");
+  if (root.has("memory")) table.memory = run_memory_from_json(root.at("memory"));
   root.finish();
   return table;
 }
@@ -203,6 +206,7 @@ std::string to_json_text(const CostTable& table) {
     root["sums"].push_back(
         {{"ranks", sum.ranks}, {"latency_s", sum.latency_s}, {"bandwidth_bytes_per_s", sum.bandwidth_bytes_per_s}});
   }
+  if (!table.memory.parts.empty()) root["memory"] = run_memory_json(table.memory);
   return root.dump(2) + "\n";
 }
 

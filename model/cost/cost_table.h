@@ -73,6 +73,41 @@ struct SumTime {
   double bandwidth_bytes_per_s = 0;
 };
 
+// Bytes that the executor lays out for one part of a stage, per slice of a microbatch, by the tokens of a sequence in
+// the slice. Part `stage`: what every stage has, whatever its parts.
+struct PartMemory {
+  enum class Field : std::uint8_t {
+    to_input_gradient,   // activations from F until B or I ends
+    to_weight_gradient,  // activations from F until B or W ends
+    output_gradients,    // from I until W ends
+    keys_values,         // of a whole sequence
+    keys_values_gradient,
+    boundary,  // what a stage receives or sends
+    scratch,   // used by the ops of all slices, one after the other
+  };
+  static constexpr std::array<const char*, 7> kFields = {
+      "to_input_gradient",    "to_weight_gradient", "output_gradients", "keys_values",
+      "keys_values_gradient", "boundary",           "scratch"};
+
+  PartKind part = PartKind::layer;
+  bool sliced = false;  // of a sequence that is cut into slices
+  bool recompute = false;
+  std::vector<std::int64_t> tokens;                                  // increasing
+  std::array<std::vector<std::int64_t>, kFields.size()> bytes = {};  // by Field and tokens; empty: none
+
+  friend bool operator==(const PartMemory&, const PartMemory&) = default;
+};
+
+// The memory of the executor that measured a profile. No parts: unknown.
+struct RunMemory {
+  std::int64_t weight_bytes = 0;  // per parameter
+  std::int64_t gradient_bytes = 0;
+  std::int64_t optimizer_bytes = 0;
+  std::vector<PartMemory> parts;
+
+  friend bool operator==(const RunMemory&, const RunMemory&) = default;
+};
+
 // The contents of a cost file (schema sluice.cost/1, docs/formats.md).
 struct CostTable {
   std::string source;  // the file's path
@@ -86,6 +121,7 @@ struct CostTable {
   std::vector<LinkTime> links;
   std::array<std::optional<PassTime>, 2> passes;  // by PassKind; elements are parameters
   std::vector<SumTime> sums;                      // by ascending number of ranks
+  RunMemory memory;                               // of the executor
 
   const std::optional<PassTime>& pass(PassKind kind) const { return passes[static_cast<std::size_t>(kind)]; }
   std::optional<PassTime>& pass(PassKind kind) { return passes[static_cast<std::size_t>(kind)]; }

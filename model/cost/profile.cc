@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/cost/memory_json.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
@@ -102,6 +103,8 @@ Profile profile_from_json(JsonReader root) {
   if (root.has("sums")) {
     for (const JsonReader& sum : root.at("sums").elements()) profile.sums.push_back(sum_from_json(sum));
   }
+  root.allow("memory");
+  if (root.has("memory")) profile.memory = run_memory_from_json(root.at("memory"));
   root.finish();
   return profile;
 }
@@ -143,6 +146,7 @@ std::string to_json_text(const Profile& profile) {
   for (const ProfileSum& sum : profile.sums) {
     root["sums"].push_back({{"ranks", sum.ranks}, {"bytes", sum.bytes}, {"seconds", sum.seconds}});
   }
+  if (!profile.memory.parts.empty()) root["memory"] = run_memory_json(profile.memory);
   return root.dump(1) + "\n";
 }
 

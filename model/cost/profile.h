@@ -55,6 +55,7 @@ struct Profile {
   std::vector<ProfileTransfer> transfers;
   std::vector<ProfilePass> passes;
   std::vector<ProfileSum> sums;
+  RunMemory memory;  // of the executor, if it measured the profile
 };
 
 // Throws InputError naming the file and the location in it.

@@ -421,6 +421,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
   out.table.machine = profile.machine;
   out.table.shape = profile.shape;
   out.table.waited_for_cores = profile.waited_for_cores;
+  out.table.memory = profile.memory;
   out.table.sequences = choose(profile, choice.sequences, "sequences", "--sequences",
                                [](const ProfileSample& sample) { return sample.sequences; });
   out.table.tensor_parallel = choose(profile, choice.tensor_parallel, "tensor_parallel", "--tensor-parallel",

@@ -8,6 +8,7 @@
 
 #include "model/cost/analytic.h"
 #include "model/cost/fitted.h"
+#include "model/cost/run_memory.h"
 #include "model/errors.h"
 #include "model/to_size.h"
 #include "model/workload/transformer_footprint.h"
@@ -58,8 +59,16 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const 
   // The ranks of a schedule file may be more than those of the scenario, without --pp one.
   if (scenario_.cluster) scenario_.cluster->use_for(scenario_.training.world_size());
   scenario_.microbatches = schedule.num_microbatches();
-  if (scenario_.model) split_model(schedule, stages);
-  make_cost(schedule);
+  std::optional<CostTable> table;
+  if (scenario_.model && scenario_.cost == CostKind::fitted) {
+    table = read_cost_table(scenario_.cost_file);
+    check_model_shape(table->shape, table->source, *scenario_.model);
+  }
+  if (scenario_.model) {
+    split_model(schedule, stages);
+    with_place(scenario_, "/parallelism: ", [&] { make_footprint(schedule, table); });
+  }
+  make_cost(schedule, std::move(table));
 }
 
 void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<StageContents>* stages) {
@@ -84,9 +93,14 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
                         scenario_.last_stage_layers, scenario_.mtp_stage);
   });
   training.deferred_head_gradients = std::min(training.deferred_head_gradients, schedule.num_microbatches());
-  footprint_ = with_place(scenario_, "/parallelism: ", [&] {
-    return std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_, library_workspace());
-  });
+}
+
+// That of the executor, if it measured the costs.
+void ScenarioCosts::make_footprint(const Schedule& schedule, const std::optional<CostTable>& table) {
+  const Transformer& model = *scenario_.model;
+  footprint_ = std::make_unique<TransformerFootprint>(model, scenario_.training, stages_, library_workspace());
+  if (!table || !has_run_memory(*table, model, scenario_.training)) return;
+  footprint_ = std::make_unique<RunFootprint>(table->memory, model, scenario_.training, stages_, schedule);
 }
 
 std::int64_t ScenarioCosts::library_workspace() const {
@@ -96,7 +110,7 @@ std::int64_t ScenarioCosts::library_workspace() const {
   return gpu.workspace_bytes + (grouped ? gpu.grouped_workspace_bytes : 0);
 }
 
-void ScenarioCosts::make_cost(const Schedule& schedule) {
+void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable> table) {
   const auto require = [&](bool there, const char* what) {
     if (!there) throw InputError(fmt::format("{}: {}", scenario_.source, what));
   };
@@ -119,9 +133,7 @@ void ScenarioCosts::make_cost(const Schedule& schedule) {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) rest = analytic();
-      CostTable table = read_cost_table(scenario_.cost_file);
-      check_model_shape(table.shape, table.source, *scenario_.model);
-      cost_ = std::make_unique<FittedCost>(std::move(table), scenario_.training, stages_, std::move(rest),
+      cost_ = std::make_unique<FittedCost>(std::move(*table), scenario_.training, stages_, std::move(rest),
                                            count_parameters(schedule));
       return;
     }

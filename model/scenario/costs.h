@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,7 +40,8 @@ class ScenarioCosts {
   ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages);
   std::int64_t library_workspace() const;
   void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
-  void make_cost(const Schedule& schedule);
+  void make_footprint(const Schedule& schedule, const std::optional<CostTable>& table);
+  void make_cost(const Schedule& schedule, std::optional<CostTable> table);
   ParameterCounts count_parameters(const Schedule& schedule) const;
 
   Scenario scenario_;

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
@@ -101,6 +103,32 @@ TEST_F(CostFiles, KeysWithoutEffectAreNamed) {
   EXPECT_THAT(simulate(scenario).err,
               HasSubstr(scenario + ": /parallelism/expert_imbalance: only valid with the analytic cost"));
   EXPECT_EQ(simulate(scenario + " --expert-imbalance 1").exit_code, 0);
+}
+
+// A fit keeps what the executor lays out per part. Its peaks differ from those of a run only in when messages arrive.
+TEST_F(CostFiles, PeaksAreThoseOfRuns) {
+  const std::string model =
+      " --num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 64 "
+      "--seq-length 64 --mbs 2";
+  const std::string profile = folder_.path("p.json");
+  ASSERT_EQ(run_sluice(words("profile --time-budget 0.2 -o " + profile + model)).exit_code, 0);
+  ASSERT_EQ(run_sluice({"fit", profile, "--max-error", "100000%", "-o", cost_}).exit_code, 0);
+  for (const std::string flags : {"--schedule 1f1b --pp 4 --microbatches 8", "--schedule zb-h1 --pp 2 --microbatches 6",
+                                  "--schedule seq1f1b --slices 4 --pp 2 --microbatches 4",
+                                  "--schedule interleaved-1f1b --vpp 2 --pp 2 --microbatches 4",
+                                  "--schedule gpipe --pp 2 --microbatches 4 --recompute full"}) {
+    const CommandResult simulated = run_sluice(words("simulate --json --cost " + cost_ + " " + flags + model));
+    ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+    const CommandResult run = run_sluice(words("run --json --steps 2 " + flags + model));
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    const nlohmann::json ranks = nlohmann::json::parse(simulated.out).at("ranks");
+    const nlohmann::json workers = nlohmann::json::parse(run.out).at("workers");
+    ASSERT_EQ(ranks.size(), workers.size());
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const double held = workers[rank].at("held_bytes");
+      EXPECT_NEAR(ranks[rank].at("peak_memory_bytes").get<double>(), held, 0.03 * held) << flags << ", rank " << rank;
+    }
+  }
 }
 
 }  // namespace
