@@ -54,7 +54,7 @@ struct TraceHead {
   std::string schema;               // of `sluice`, or at the top level
   bool two_runs = false;            // `sluice` has `sides`
   bool some_ranks_omitted = false;  // `sluice` has `world_ranks`
-  std::int64_t base_time_ns = 0;    // Kineto: `baseTimeNanoseconds`
+  std::int64_t base_time_ns = 0;  // Kineto: `baseTimeNanoseconds`
   // `rank` of `distributedInfo`; otherwise the first key `rank` in the file with an integer value, like Holistic Trace
   // Analysis.
   std::optional<std::int64_t> rank;
@@ -80,6 +80,8 @@ class TraceSource {
   bool is_trace();
   // The name of the first event that is_trace found.
   const std::string& first_name() const { return first_name_; }
+  // Whether a head of a Sluice trace precedes it.
+  bool is_sluice() const { return is_sluice_; }
 
   // One of these may be called, once.
   //
@@ -101,6 +103,7 @@ class TraceSource {
   int fd_ = -1;            // of a file
   bool keeps_ = false;     // bytes are read again
   std::string first_name_;
+  bool is_sluice_ = false;
   std::string kept_;           // bytes that were read by is_trace
   std::size_t kept_read_ = 0;  // number of them that were read again
 };

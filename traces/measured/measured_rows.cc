@@ -28,7 +28,8 @@ MeasuredKind kind_of_collective(CollectiveKind kind) {
 
 class RowConverter {
  public:
-  RowConverter(const TraceRun& read, const std::string& source) : run_(read.run), source_(source) {
+  RowConverter(TraceRun read, const std::string& source)
+      : run_(std::move(read.run)), notes_(std::move(read.notes)), source_(source) {
     for (const OpRow& row : run_.rows) {
       if (row.kind == RowKind::joint) {
         throw InputError(fmt::format("{}: {}: expected ops of their own, got a joint block, whose halves have no times",
@@ -44,10 +45,11 @@ class RowConverter {
     for (const auto& [rank, stages] : stages_of_) chunks_ = std::max(chunks_, static_cast<int>(stages.size()));
   }
 
-  MeasuredRun run(std::vector<std::string> notes) {
+  MeasuredRun run() {
     for (const OpRow& row : run_.rows) add(row);
+    run_ = {};  // the memory of a long trace
     MeasuredRun run = measured_run(std::move(ops_), "trace", source_);
-    run.notes.insert(run.notes.begin(), notes.begin(), notes.end());
+    run.notes.insert(run.notes.begin(), notes_.begin(), notes_.end());
     run.chunks = chunks_;
     run.stage_of_chunk.assign(to_size(run.ranks) * to_size(chunks_), 0);
     for (const auto& [rank, stages] : stages_of_) {
@@ -115,7 +117,8 @@ class RowConverter {
     ops_.push_back(raw);
   }
 
-  const RunRows& run_;
+  RunRows run_;
+  std::vector<std::string> notes_;
   const std::string& source_;
   std::map<std::tuple<int, int, int>, Duration> recomputed_;  // by microbatch, stage and slice
   std::map<int, std::vector<int>> stages_of_;                 // by rank, ascending
@@ -178,8 +181,8 @@ TraceRun rows_of_step(const MeasuredRun& run, std::optional<std::int64_t> step, 
   return out;
 }
 
-MeasuredRun measured_rows(const TraceRun& read, const std::string& source) {
-  return RowConverter(read, source).run(read.notes);
+MeasuredRun measured_rows(TraceRun read, const std::string& source) {
+  return RowConverter(std::move(read), source).run();
 }
 
 }  // namespace sluice::traces

@@ -12,7 +12,7 @@ namespace sluice::traces {
 // Converts a run of rows to one measured step of one replica. Slices count as microbatches of their own, recomputation
 // as part of its backward. Throws InputError "source: ..." for joint blocks, whose halves have no times of their own,
 // and for stages that are on several ranks.
-MeasuredRun measured_rows(const TraceRun& read, const std::string& source);
+MeasuredRun measured_rows(TraceRun read, const std::string& source);
 
 // The rows of one step of the first replica, for comparisons: passes, reductions, gathers and optimizer steps;
 // transfers if their microbatches are known. `step` is the number of a step; nullopt: the last one. Throws InputError

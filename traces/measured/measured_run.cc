@@ -130,7 +130,8 @@ class Builder {
     }
     run_.steps.assign(steps.begin(), steps.end());
     run_.ops.reserve(raw_.size());
-    for (RawMeasuredOp& raw : raw_) {
+    for (; !raw_.empty(); raw_.pop_front()) {  // frees the memory of those that were copied
+      RawMeasuredOp& raw = raw_.front();
       const auto found = number.find(raw.replica);
       if (found == number.end()) continue;
       raw.op.step = static_cast<std::int32_t>(std::lower_bound(run_.steps.begin(), run_.steps.end(), raw.step) -
@@ -138,7 +139,6 @@ class Builder {
       raw.op.worker = run_.worker(found->second, raw.rank, raw.shard);
       run_.ops.push_back(raw.op);
     }
-    raw_ = {};
     for (MeasuredOp& op : run_.ops) negative_.end_at(op, std::max(op.start, op.end));
   }
 
@@ -318,7 +318,7 @@ std::string MeasuredRun::name_of(int worker) const {
 }
 
 void arrange_ops(MeasuredRun& run) {
-  std::sort(run.ops.begin(), run.ops.end(), by_time);
+  if (!std::is_sorted(run.ops.begin(), run.ops.end(), by_time)) std::sort(run.ops.begin(), run.ops.end(), by_time);
   const std::size_t workers = to_size(run.workers());
   run.first.assign(run.steps.size() * workers + 1, 0);
   std::array<std::int32_t, kNumMeasuredKinds> next{};

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "model/errors.h"
 #include "traces/chrome/trace_events.h"
@@ -25,7 +26,14 @@ MeasuredRun read_measured_run(const std::vector<std::string>& paths, const Measu
   NamedOps ops(names);
   for (std::size_t i = 0; i < paths.size(); ++i) {
     const auto file = static_cast<int>(i);
-    TraceSource source(paths[i]);
+    auto own = std::make_unique<TraceSource>(paths[i]);
+    TraceSource& source = *own;
+    // Its ops have none of the names, and one pass suffices.
+    if (options.names == nullptr && paths.size() == 1 && source.is_trace() && source.is_sluice()) {
+      std::vector<std::unique_ptr<TraceSource>> sources;
+      sources.push_back(std::move(own));
+      return measured_rows(read_trace_run(std::move(sources), {.causes = false}), paths[0]);
+    }
     const TraceHead head =
         source.read([&](TraceEvent& event, const TraceHead&) { ops.add(event, file, source.name()); });
     if (!head.is_trace) {
@@ -39,7 +47,7 @@ MeasuredRun read_measured_run(const std::vector<std::string>& paths, const Measu
   if (options.names != nullptr) {
     throw InputError(paths[0] + ": expected ops with the names of " + names.source() + ", got none");
   }
-  return measured_rows(read_trace_run(paths), paths[0]);
+  return measured_rows(read_trace_run(paths, {.causes = false}), paths[0]);
 }
 
 }  // namespace sluice::traces

@@ -187,13 +187,20 @@ class GraphBuilder {
 
   // Sorts transfers in the order of their passes, if they name their microbatches.
   void order_by_pass(std::vector<std::int32_t>& transfers, const std::vector<std::int32_t>& own) const {
-    std::map<std::pair<int, int>, std::size_t> place;
-    for (std::size_t i = 0; i < own.size(); ++i) place[{at(own[i]).microbatch, at(own[i]).chunk}] = i;
+    using Place = std::tuple<int, int, std::size_t>;  // microbatch, chunk and index of a pass
+    std::vector<Place> places;
+    for (std::size_t i = 0; i < own.size(); ++i) places.emplace_back(at(own[i]).microbatch, at(own[i]).chunk, i);
+    std::sort(places.begin(), places.end());
     std::vector<std::pair<std::size_t, std::int32_t>> sorted;
     for (const std::int32_t transfer : transfers) {
-      const auto found = place.find({at(transfer).microbatch, at(transfer).chunk});
-      if (at(transfer).microbatch < 0 || found == place.end()) return;
-      sorted.emplace_back(found->second, transfer);
+      const int microbatch = at(transfer).microbatch;
+      const int chunk = at(transfer).chunk;
+      // The last pass of this microbatch and chunk.
+      const auto after = std::lower_bound(places.begin(), places.end(), Place{microbatch, chunk + 1, 0});
+      if (microbatch < 0 || after == places.begin()) return;
+      const auto& [its_microbatch, its_chunk, place] = *std::prev(after);
+      if (its_microbatch != microbatch || its_chunk != chunk) return;
+      sorted.emplace_back(place, transfer);
     }
     std::sort(sorted.begin(), sorted.end());
     std::transform(sorted.begin(), sorted.end(), transfers.begin(), [](const auto& each) { return each.second; });

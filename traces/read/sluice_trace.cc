@@ -42,6 +42,11 @@ std::optional<NamedOp> eat_op(std::string_view& text) {
 
 }  // namespace
 
+// Whether two slices that follow each other are the ends of one transfer, as they are in the files that Sluice writes.
+bool SluiceTraceReader::ends_match(const End& send, const End& receive) {
+  return send.op == receive.op && send.duration == receive.duration && send.start <= receive.start;
+}
+
 void SluiceTraceReader::fail(const TraceEvent& event, const std::string& rule) const {
   throw InputError(fmt::format("{}: event {}: {}", source_, event.number, rule));
 }
@@ -101,6 +106,22 @@ void SluiceTraceReader::add(const TraceEvent& event) {
   }
 }
 
+void SluiceTraceReader::add_row(const OpRow& row) {
+  constexpr std::size_t kRowsPerBlock = std::size_t{1} << 16;
+  if (blocks_.empty() || blocks_.back().size() == kRowsPerBlock) blocks_.emplace_back().reserve(kRowsPerBlock);
+  blocks_.back().push_back(row);
+}
+
+void SluiceTraceReader::take_rows() {
+  std::size_t count = 0;
+  for (const auto& block : blocks_) count += block.size();
+  run_.rows.reserve(count);
+  for (auto& block : blocks_) {
+    run_.rows.insert(run_.rows.end(), block.begin(), block.end());
+    block = std::vector<OpRow>();  // unlike {}, frees its memory
+  }
+}
+
 void SluiceTraceReader::add_compute(const TraceEvent& event) {
   OpRow row = row_of(event);
   std::string_view rest = event.name;
@@ -117,7 +138,7 @@ void SluiceTraceReader::add_compute(const TraceEvent& event) {
     row.kind = RowKind::joint;
     row.partner = op_of(event, event.with, second->kind);
   }
-  run_.rows.push_back(row);
+  add_row(row);
 }
 
 void SluiceTraceReader::add_transfer(const TraceEvent& event) {
@@ -132,9 +153,17 @@ void SluiceTraceReader::add_transfer(const TraceEvent& event) {
   if (!op || !rest.empty() || op->letter == 'R' || op->letter == 'W') {
     fail(event, fmt::format("expected a name such as send F3 or recv B3, got '{}'", event.name));
   }
-  (send ? sends_ : receives_)
-      .push_back({op_of(event, event.op, op->kind), row.rank, row.start, row.end - row.start,
-                  std::max<std::int64_t>(event.bytes, 0)});
+  const End end{op_of(event, event.op, op->kind), row.rank, row.start, row.end - row.start,
+                std::max<std::int64_t>(event.bytes, 0)};
+  if (send) {
+    sends_.push_back(end);
+  } else if (send_is_open_ && ends_match(sends_.back(), end)) {
+    add_joined(sends_.back(), end);
+    sends_.pop_back();
+  } else {
+    receives_.push_back(end);
+  }
+  send_is_open_ = send;
 }
 
 void SluiceTraceReader::add_step(const TraceEvent& event) {
@@ -164,7 +193,7 @@ void SluiceTraceReader::add_step(const TraceEvent& event) {
     }
     row.collective = *kind;
   }
-  run_.rows.push_back(row);
+  add_row(row);
 }
 
 void SluiceTraceReader::add_idle(const TraceEvent& event) {
@@ -205,7 +234,19 @@ void SluiceTraceReader::add_memory(const TraceEvent& event) {
   process.samples.push_back(sample);
 }
 
-// Matches the n-th send of an op with its n-th receive. Returns the number of unmatched ends.
+void SluiceTraceReader::add_joined(const End& send, const End& receive) {
+  add_row({.kind = RowKind::transfer,
+           .rank = static_cast<std::int16_t>(send.rank),
+           .peer = static_cast<std::int16_t>(receive.rank),
+           .op = send.op,
+           .start = send.start,
+           .end = send.start + send.duration,
+           .latency = std::max(receive.start - send.start, Duration::zero()),
+           .bytes = send.bytes});
+}
+
+// Matches the n-th send of an op with its n-th receive, of those that do not follow each other in the file as the ends
+// of one transfer do. Returns the number of unmatched ends.
 std::int64_t SluiceTraceReader::join_transfers() {
   const auto before = [](const End& a, const End& b) { return std::tie(a.op, a.start) < std::tie(b.op, b.start); };
   std::sort(sends_.begin(), sends_.end(), before);
@@ -221,14 +262,7 @@ std::int64_t SluiceTraceReader::join_transfers() {
       ++unmatched;
       continue;
     }
-    run_.rows.push_back({.kind = RowKind::transfer,
-                         .rank = static_cast<std::int16_t>(send.rank),
-                         .peer = static_cast<std::int16_t>(receive->rank),
-                         .op = send.op,
-                         .start = send.start,
-                         .end = send.start + send.duration,
-                         .latency = std::max(receive->start - send.start, Duration::zero()),
-                         .bytes = send.bytes});
+    add_joined(send, *receive);
     ++receive;
   }
   return unmatched + (receives_.end() - receive);
@@ -243,23 +277,30 @@ std::string SluiceTraceReader::take_iteration(const TraceReadOptions& options, D
     return x != y ? x < y : a.start < b.start;
   });
   // The n-th row with an identity belongs to iteration n.
-  std::vector<std::int64_t> iteration(rows.size(), 0);
   std::int64_t whole = std::numeric_limits<std::int64_t>::max();
   std::int64_t most = 0;
+  const auto follows_its_own = [&](std::size_t i) {
+    return i > 0 && i < rows.size() && identity_of(rows[i]) == identity_of(rows[i - 1]);
+  };
+  std::int64_t iteration = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i > 0 && identity_of(rows[i]) == identity_of(rows[i - 1])) iteration[i] = iteration[i - 1] + 1;
-    const bool last = i + 1 == rows.size() || identity_of(rows[i + 1]) != identity_of(rows[i]);
-    if (!last) continue;
-    whole = std::min(whole, iteration[i] + 1);
-    most = std::max(most, iteration[i] + 1);
+    iteration = follows_its_own(i) ? iteration + 1 : 0;
+    if (follows_its_own(i + 1)) continue;
+    whole = std::min(whole, iteration + 1);
+    most = std::max(most, iteration + 1);
   }
   const std::int64_t step = most == 1 ? 0 : options.step.value_or(whole - 1);
   if (step < 0 || step >= whole) {
     throw InputError(fmt::format("{}: --step: expected 0 to {}, got {}", source_, whole - 1, step));
   }
+  std::vector<char> keep(most == 1 ? 0 : rows.size(), 0);
+  for (std::size_t i = 0; i < keep.size(); ++i) {
+    iteration = follows_its_own(i) ? iteration + 1 : 0;
+    keep[i] = iteration == step ? 1 : 0;
+  }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (iteration[i] == step) rows[kept++] = rows[i];
+    if (keep.empty() || keep[i] != 0) rows[kept++] = rows[i];
   }
   rows.resize(kept);
   begin = Duration::max();
@@ -321,6 +362,8 @@ void SluiceTraceReader::set_memory(Duration begin, Duration end) {
 
 // A trace does not record whether recomputation precedes a B or an I; it precedes the I if there is one.
 void SluiceTraceReader::name_recomputation() {
+  const auto recomputes = [](const OpRow& row) { return row.kind == RowKind::recompute; };
+  if (std::none_of(run_.rows.begin(), run_.rows.end(), recomputes)) return;
   std::set<RowOp> input_gradients;
   for (const OpRow& row : run_.rows) {
     for (const RowOp& op : {row.op, row.partner}) {
@@ -341,6 +384,7 @@ TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions
   }
   if (head.two_runs) throw InputError(source_ + ": /sluice/sides: expected a trace of one run, got one of two");
   const std::int64_t unmatched = join_transfers();
+  take_rows();
   if (run_.rows.empty()) throw InputError(source_ + ": /traceEvents: expected ops, got none");
   run_.num_ranks = static_cast<int>(processes_.size());
   Duration begin{};

@@ -40,6 +40,10 @@ class SluiceTraceReader {
   Process& process_of(const TraceEvent& event);
   RowOp op_of(const TraceEvent& event, const EventOp& op, OpKind kind) const;
   OpRow row_of(const TraceEvent& event);
+  static bool ends_match(const End& send, const End& receive);
+  void add_row(const OpRow& row);
+  void add_joined(const End& send, const End& receive);
+  void take_rows();
   void add_compute(const TraceEvent& event);
   void add_transfer(const TraceEvent& event);
   void add_step(const TraceEvent& event);
@@ -54,9 +58,11 @@ class SluiceTraceReader {
 
   std::string source_;
   RunRows run_;
+  std::vector<std::vector<OpRow>> blocks_;     // of rows: a vector that grows holds its contents twice
   std::map<std::int64_t, Process> processes_;  // by pid
   std::vector<End> sends_;
   std::vector<End> receives_;
+  bool send_is_open_ = false;  // the last transfer slice was that of sends_.back()
 };
 
 }  // namespace sluice::traces

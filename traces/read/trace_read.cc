@@ -76,9 +76,9 @@ void check_sums(const RunRows& run, const std::string& source) {
   if (sum > kMaxNanoseconds) throw InputError(source + ": the sum of all times exceeds 126 years");
 }
 
-TraceRun with_causes(TraceRun run, const std::string& source) {
+TraceRun with_causes(TraceRun run, const TraceReadOptions& options, const std::string& source) {
   check_sums(run.run, source);
-  if (run.run.idle.empty()) run.run.idle = idle_of_rows(run.run);
+  if (options.causes && run.run.idle.empty()) run.run.idle = idle_of_rows(run.run);
   return run;
 }
 
@@ -152,13 +152,13 @@ TraceRun run_of(std::size_t num_files, const TraceReadOptions& options, Next&& n
             fmt::format("{}: a Sluice trace contains all ranks: expected one file, got {}", path, num_files));
       }
       TraceRun run = std::move(sluice).finish(head, options);
-      return with_causes(std::move(run), path);
+      return with_causes(std::move(run), options, path);
     }
     kineto.finish(head);
     ranks.push_back(std::move(kineto));
   }
   const std::string first = ranks.front().source();
-  return with_causes(kineto_run(std::move(ranks), options), first);
+  return with_causes(kineto_run(std::move(ranks), options), options, first);
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ struct TraceReadOptions {
   // The iteration to read, if there are several: for Kineto the number of its ProfilerStep; without such ranges, and
   // for Sluice traces, its index from 0. Nullopt: the last complete one. Ignored for Sluice traces with one iteration.
   std::optional<std::int64_t> step;
+  // Whether idle time is derived from the ops where the trace does not have it.
+  bool causes = true;
 };
 
 // A run read from files, and notes for the user on how it was read.
@@ -43,7 +45,7 @@ std::vector<std::string> trace_files(const std::string& argument);
 // numbered in ascending order of `rank` of `distributedInfo` (see TraceHead), or in file order. Clocks are aligned
 // (align_clocks).
 //
-// Idle time by cause is read from the trace (--trace-idle) or derived from its ops (idle_of_rows).
+// Idle time by cause is read from the trace (--trace-idle) or derived from its ops (idle_of_rows, options.causes).
 //
 // Throws InputError "file: event N: ..." for an invalid trace, missing or duplicate ranks or stages, or if the sum of
 // all times exceeds 126 years.

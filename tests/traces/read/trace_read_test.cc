@@ -331,6 +331,79 @@ TEST(TraceEvents, TimesAreExactToTheNanosecond) {
               ElementsAre(1001, 1000, -2500, 1'661'938'466'265'032'000, 1'661'938'466'265'032'123, 1'000'000, 7000));
 }
 
+// Returns the error of reading a text, or "no error", and the events, with what JSON says about each.
+std::string events_and_error(const std::string& text, json& events) {
+  events = json::array();
+  return error_of([&] {
+    read_trace_text(text, "x", [&](TraceEvent& event, const TraceHead&) {
+      json values = json::object();
+      for (const auto& [name, value] : event.values) values[name] = value;
+      events.push_back({{"ph", event.phase},
+                        {"name", event.name},
+                        {"cat", event.category},
+                        {"pid", event.pid},
+                        {"ns", event.start ? event.start->count() : -1},
+                        {"values", values}});
+    });
+  });
+}
+
+// Events are read by a scanner, and by a JSON parser where it does not read them. Whatever is wrong in a text, the
+// error is that of a JSON parser of the whole text.
+TEST(TraceEvents, ErrorsAreThoseOfAJsonParser) {
+  const std::string good =
+      "{\"traceEvents\": [\n{\"ph\":\"C\",\"ts\":1.5,\"args\":{\"a\":1,\"b\":-20}},\n"
+      "  {\"ph\": \"X\", \"name\": \"F\\u00e9\\n\", \"pid\": 3, \"args\": {\"x\": [1, {\"y\": null}], \"z\": true}} "
+      ",\n\n"
+      "{\"ph\":\"X\",\"ts\":12e1,\"cat\":\"\u00e9\",\"pid\":4,\"pid\":5},{},\n{\"ts\":0.25,\"name\":\"\",\"args\":{}}"
+      "\n], \"a\": 0}";
+  json expected;
+  ASSERT_EQ(events_and_error(good, expected), "no error");
+  ASSERT_EQ(expected.size(), 5U);
+  EXPECT_EQ(expected[0].dump(), R"({"cat":"","name":"","ns":1500,"ph":"C","pid":-1,"values":{"a":1,"b":-20}})");
+  EXPECT_EQ(expected[2].at("pid"), 5);
+  EXPECT_EQ(expected[2].at("ns"), 120'000);
+  EXPECT_EQ(expected[4].at("ns"), 250);
+  int wrong = 0;
+  const auto check = [&](const std::string& text) {
+    json events;
+    const std::string error = events_and_error(text, events);
+    std::string why = "no error";
+    try {
+      EXPECT_FALSE(json::parse(text).is_discarded());
+    } catch (const json::parse_error& parse_error) {
+      const std::string what = parse_error.what();
+      why = what.substr(what.find("line "));
+      why.replace(why.find(": "), 2, ": not JSON: ");
+      why = "x: " + why;
+    } catch (const json::exception&) {
+      return;  // a number out of range, which has no position
+    }
+    // Values of complete events are checked too, before the rest of the text.
+    if (error != "no error" && error.find("not JSON") == std::string::npos) return;
+    // The bracket that closes an array of events may be missing.
+    if (text.starts_with('[') && error == "no error" && why.find("unexpected end of input") != std::string::npos)
+      return;
+    wrong += why == "no error" ? 0 : 1;
+    // What the parser has read last does not include events that the scanner read.
+    const auto split = [](const std::string& message) {
+      const std::size_t begin = std::min(message.find("last read: '"), message.size());
+      const std::size_t end = std::min(message.rfind("'; expected"), message.rfind('\''));
+      if (begin == message.size()) return std::pair(message, std::string());
+      return std::pair(message.substr(0, begin) + message.substr(end), message.substr(begin + 12, end - begin - 12));
+    };
+    ASSERT_EQ(split(error).first, split(why).first) << text;
+    EXPECT_TRUE(split(why).second.ends_with(split(error).second)) << error << ", expected " << why << " of " << text;
+    EXPECT_EQ(split(error).second.empty(), split(why).second.empty());
+  };
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    check(good.substr(0, at));
+    check(good.substr(0, at) + good.substr(at + 1));
+    for (const char c : std::string("\"\\{}[],:0-.ex\n \xff")) check(good.substr(0, at) + c + good.substr(at));
+  }
+  EXPECT_GT(wrong, 1000);
+}
+
 TEST(TraceEvents, RankIsFromDistributedInfoOrTheFirstKey) {
   const auto rank = [](const std::string& text) { return read_trace_text(text, "x", [](auto&, auto&) {}).rank; };
   EXPECT_EQ(rank(R"({"a":{"rank":3},"distributedInfo":{"backend":"nccl","rank": 5},"traceEvents":[]})"), 5);
