@@ -10,11 +10,11 @@
 #include <set>
 #include <utility>
 
-#include "exec/measure/core_wait.h"
 #include "exec/measure/link_bench.h"
 #include "exec/measure/profile_memory.h"
 #include "exec/plan/host_memory.h"
 #include "exec/plan/run_plan.h"
+#include "exec/run/core_wait.h"
 #include "exec/run/token_source.h"
 #include "exec/run/worker.h"
 #include "exec/steady_clock.h"

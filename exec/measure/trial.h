@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "exec/measure/core_wait.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/measure/profiling.h"
 #include "exec/plan/run_plan.h"
+#include "exec/run/core_wait.h"
 #include "exec/run/run_devices.h"
 #include "exec/run/token_source.h"
 #include "exec/run/watched.h"

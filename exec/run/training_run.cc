@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "exec/plan/host_memory.h"
+#include "exec/run/core_wait.h"
 #include "exec/run/watched.h"
 #include "exec/steady_clock.h"
 #include "exec/transport/threads.h"
@@ -61,13 +62,14 @@ class Note {
   std::size_t at_ = 0;
 };
 
-Note note_of(const Worker& worker, bool keep_clock) {
+Note note_of(const Worker& worker, bool keep_clock, bool waited_for_cores) {
   Note note;
   note.put_all(worker.losses());
   note.put(worker.gradient_norm());
   note.put(worker.held_bytes());
   note.put(worker.arena_bytes());
   note.put(worker.times());
+  note.put(waited_for_cores);
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = 0;
   for (const std::int64_t start : worker.starts()) first = start > 0 ? std::min(first, start) : first;
@@ -105,6 +107,7 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
     worker.held_bytes = std::max(worker.held_bytes, note.take<std::int64_t>());
     worker.arena_bytes = note.take<std::int64_t>();
     worker.times = note.take<WorkerTimes>();
+    if (note.take<bool>()) report.waited_for_cores = true;
     const auto its_first = note.take<std::int64_t>();
     const auto its_last = note.take<std::int64_t>();
     if (!of_first_replica(layout, rank)) continue;
@@ -162,6 +165,7 @@ struct TrainingJob {
     std::vector<double> rates(to_size(plan.steps_per_run()));
     std::function<void()> report_last;  // empty once it was called
     std::int64_t ended_ns = now_ns();
+    const CoreWaitMeter meter;
     for (int run = 0; run < options.runs; ++run) {
       // With weight stashing each microbatch is a step; its learning rate is that of its batch.
       for (std::size_t i = 0; i < rates.size(); ++i) {
@@ -178,13 +182,16 @@ struct TrainingJob {
       }
       supervisor.begin_steps();
       last = step;
+      const CoreWait before = meter.read();
+      const std::int64_t began_ns = now_ns();
       worker.run(last, rates, report_last);
       step += plan.batches();
       const std::int64_t now = now_ns();
+      const bool waited = !plan.on_devices() && !is_calm(meter.read() - before, now - began_ns, kMostCoreWait);
       const std::int64_t wall_ns = now - std::exchange(ended_ns, now);
-      report_last = [this, &control, &worker, &transport, last, wall_ns] {
+      report_last = [this, &control, &worker, &transport, last, wall_ns, waited] {
         control.enter(ControlPhase::report, last);
-        report_run(worker, transport, last, wall_ns);
+        report_run(worker, transport, last, wall_ns, waited);
       };
       const bool due = hooks.after_run && (!hooks.is_due || hooks.is_due(step));
       if (due || !plan.on_devices() || run + 1 == options.runs) std::exchange(report_last, nullptr)();
@@ -206,12 +213,13 @@ struct TrainingJob {
     return stop;
   }
 
-  void report_run(Worker& worker, Transport& transport, std::int64_t first_step, std::int64_t wall_ns) const {
+  void report_run(Worker& worker, Transport& transport, std::int64_t first_step, std::int64_t wall_ns,
+                  bool waited_for_cores) const {
     worker.read_times();
     const bool keep = options.keep_times != KeepTimes::none;
     const bool first_replica = of_first_replica(plan.layout(), transport.rank());
     if (first_replica) supervisor.expect(worker.starts(), worker.ends());
-    auto all = transport.gather(note_of(worker, keep && first_replica).bytes());
+    auto all = transport.gather(note_of(worker, keep && first_replica, waited_for_cores).bytes());
     if (transport.rank() != Transport::kRoot) return;
     RunReport of_run = read_notes(std::move(all), plan, keep, report.workers);
     of_run.first_step = first_step;

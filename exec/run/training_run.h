@@ -41,6 +41,7 @@ struct RunReport {
   double seconds = 0;               // first start to last end over the workers of the first replica
   double wall_seconds = 0;          // from the end of the previous run, or the begin of the first, to that of this one
   std::vector<WorkerClock> clocks;  // of the first replica, by pipeline rank; empty unless kept
+  bool waited_for_cores = false;    // a worker on a CPU waited for a core for more than kMostCoreWait of the run
 };
 
 // One worker, over the whole training run.

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -238,6 +239,45 @@ TEST_F(Compare, ExamplesPrecedeOptions) {
   const std::size_t examples = help.out.find("Examples:");
   ASSERT_NE(examples, std::string::npos);
   EXPECT_LT(examples, help.out.find("Options:"));
+}
+
+TEST_F(Compare, WaitsForCoresOfMeasuredRunsAreNamed) {
+  const std::string a = trace("a.json");
+  std::string text = read_file(a);
+  const std::string scenario = "\"scenario\":";
+  ASSERT_NE(text.find(scenario), std::string::npos);
+  text.insert(text.find(scenario), "\"waited_for_cores\":true,");
+  write_file_whole(folder_.path("waited.json"), text);
+  const CommandResult result = run_sluice({"compare", a, folder_.path("waited.json"), "--tolerance", "1%"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("measured times include waits for cores; measure again on an idle machine"));
+  EXPECT_EQ(run_sluice({"compare", a, a}).out.find("waits for cores"), std::string::npos);
+}
+
+// Two workers on one core.
+TEST_F(Compare, RunsWithMoreWorkersThanCoresAllowNoVerdict) {
+  cpu_set_t all, first;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+  int core = 0;
+  while (!CPU_ISSET(core, &all)) ++core;
+  CPU_ZERO(&first);
+  CPU_SET(core, &first);
+  const std::string file = folder_.path("run.json");
+  ASSERT_EQ(::sched_setaffinity(0, sizeof first, &first), 0);
+  const CommandResult run = run_sluice(
+      words("run --num-layers 2 --hidden-size 32 --num-attention-heads 1 --vocab-size 64 --max-position-embeddings 64 "
+            "--seq-length 32 --pp 2 --microbatches 2 --steps 1 --trace " +
+            file));
+  ::sched_setaffinity(0, sizeof all, &all);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const CommandResult result = run_sluice({"compare", file, file, "--tolerance", "10%"});
+  EXPECT_EQ(result.exit_code, 10);
+  EXPECT_THAT(result.out, HasSubstr("measured with more workers than cores, which wait for each other"));
+  EXPECT_THAT(result.out, HasSubstr("no verdict: a run was measured with more workers than cores"));
+  const CommandResult document = run_sluice({"compare", file, file, "--tolerance", "10%", "--json"});
+  EXPECT_EQ(document.exit_code, 10);
+  EXPECT_TRUE(json::parse(document.out).at("within_tolerance").is_null());
+  EXPECT_EQ(run_sluice({"compare", file, file}).exit_code, 0);  // asks for no verdict
 }
 
 }  // namespace

@@ -42,6 +42,22 @@ std::string notes_of(const std::string& name, const std::string& word, const Com
   return out + "\n";
 }
 
+// Whether the makespans are within the tolerance; nullopt: times of workers that share cores allow no verdict.
+std::optional<bool> within_tolerance(const CompareOptions& options, const Comparison& comparison, bool shared_cores) {
+  if (!options.tolerance) return true;
+  if (shared_cores) return std::nullopt;
+  const std::optional<double> difference = comparison.makespan_difference();
+  return difference && std::abs(*difference) <= *options.tolerance;
+}
+
+void print_verdict(std::optional<bool> within, double tolerance) {
+  if (within) {
+    fmt::print("makespan {} the tolerance of {:.3g} %\n", *within ? "within" : "OUTSIDE", 100 * tolerance);
+  } else {
+    fmt::print("no verdict: a run was measured with more workers than cores\n");
+  }
+}
+
 int compare_command(const CompareOptions& options) {
   const ComparedRun first = compared_run(options.first, options.step);
   const ComparedRun second = compared_run(options.second, options.step);
@@ -57,25 +73,26 @@ int compare_command(const CompareOptions& options) {
     print_message(warning);
     write_side_by_side_file(options.trace, {TraceSide{how.first, &a}, TraceSide{how.second, &b}});
   }
-  const std::optional<double> difference = comparison.makespan_difference();
-  const bool within = !options.tolerance || (difference && std::abs(*difference) <= *options.tolerance);
+  const bool shared_cores = first.read.shared_cores || second.read.shared_cores;
+  const std::optional<bool> within = within_tolerance(options, comparison, shared_cores);
   nlohmann::ordered_json document = comparison_document(comparison);
   if (options.json) {
     document["sources"] = {{"first", {{"path", options.first}, {"notes", first.read.notes}}},
                            {"second", {{"path", options.second}, {"notes", second.read.notes}}}};
     if (options.tolerance) {
       document["tolerance"] = *options.tolerance;
-      document["within_tolerance"] = within;
+      document["within_tolerance"] = within ? nlohmann::ordered_json(*within) : nlohmann::ordered_json();
     }
     fmt::print("{}", json_text(document));
   } else {
     fmt::print("{}{}\n{}", notes_of(how.first, options.first, first), notes_of(how.second, options.second, second),
                comparison_text(comparison, document));
     if (options.tolerance) {
-      fmt::print("makespan {} the tolerance of {:.3g} %\n", within ? "within" : "OUTSIDE", 100 * *options.tolerance);
+      print_verdict(within, *options.tolerance);
     }
   }
-  return within ? kDone : kOutsideTolerance;
+  if (!within) return kMachineBusy;
+  return *within ? kDone : kOutsideTolerance;
 }
 
 }  // namespace
@@ -96,7 +113,9 @@ Subcommand add_compare_command(CLI::App& app) {
       "simulated. Relative differences are (second - first) / first. Ops that occur in only one run are listed; runs "
       "with different stages, microbatches or slices are rejected without --by-kind.");
   command->group("Predict and plan");
-  command->footer("Exit codes: 0 success, 2 wrong input, 5 the makespans differ by more than --tolerance.");
+  command->footer(
+      "Exit codes: 0 success, 2 wrong input, 5 the makespans differ by more than --tolerance, 10 no verdict: a run was "
+      "measured with more workers than cores.");
   const auto options = std::make_shared<CompareOptions>();
   command->add_option("first", options->first, "First run, by convention the prediction")->required();
   command->add_option("second", options->second, "Second run, by convention the measurement")->required();

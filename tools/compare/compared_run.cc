@@ -11,6 +11,7 @@
 #include "model/input/json_reader.h"
 #include "sim/engine/predict.h"
 #include "tools/command/automatic.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/measured/measured_rows.h"
 #include "traces/measured/primus.h"
@@ -29,6 +30,9 @@ ComparedRun simulated_run(const std::string& path, const std::string& text) {
       rows_of(graph, prediction.timeline, graph.has_bytes() ? prediction.memory : std::vector<RankMemory>{});
   side.read.run.parts = part_rows(graph, planned.setup->cost(), prediction.timeline);
   side.read.notes.push_back(fmt::format("{} ranks", side.read.run.num_ranks));
+  if (std::string warning = calibration_warning(scenario); !warning.empty()) {
+    side.read.notes.push_back(std::move(warning));
+  }
   return side;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "exec/run/core_wait.h"
 #include "model/errors.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/progress.h"
@@ -76,7 +77,7 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   spec.tokens = &tokens;
   spec.microbatches = first.schedule().num_microbatches();
   spec.budget_s = flags.time_budget_s;
-  spec.most_wait = 0.02;
+  spec.most_wait = kMostCoreWait;
   spec.link = place.transport_name();
   spec.cells = requested_cells(flags, spec.sequence_length);
   for (const RunPlan* plan : plans) {

@@ -167,11 +167,11 @@ void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
       100 * sum.predicted_hidden_s / sum.seconds);
 }
 
-void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
+void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report, bool shares_cores) {
   if (options.trace.empty() || report.runs.empty() || report.runs.back().clocks.empty()) return;
   const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
   const auto memory = memory_over_time(plan.graph(), timeline, true);
-  TraceOptions trace;
+  TraceOptions trace{.waited_for_cores = report.runs.back().waited_for_cores, .shared_cores = shares_cores};
   constexpr std::array kOfPass = {OpKind::F, OpKind::B, OpKind::W};
   for (const VertexPart& part : measured_parts(plan.graph(), report.runs.back().clocks)) {
     const PartTime& time = part.time;
@@ -186,11 +186,12 @@ void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingR
 }
 
 // Writes the trace of a failed run: the ops completed in the failed step, or, with processes, the last complete step.
-void write_failed_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
-  if (std::ssize(report.broken) != plan.layout().pipeline) return write_trace(options, plan, report);
-  TraceOptions trace{.ended = ended_vertices(plan.graph(), report.broken)};
+void write_failed_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report,
+                        bool shares_cores) {
+  if (std::ssize(report.broken) != plan.layout().pipeline) return write_trace(options, plan, report, shares_cores);
+  TraceOptions trace{.ended = ended_vertices(plan.graph(), report.broken), .shared_cores = shares_cores};
   const bool any = std::any_of(trace.ended.begin(), trace.ended.end(), [](char ended) { return ended != 0; });
-  if (options.trace.empty() || !any) return write_trace(options, plan, report);
+  if (options.trace.empty() || !any) return write_trace(options, plan, report, shares_cores);
   write_trace_file(options.trace, plan.graph(), measured_timeline(plan.graph(), report.broken), {}, trace);
 }
 
@@ -330,7 +331,8 @@ int run_command(const RunOptions& options) {
       }
     };
     try {
-      const int code = watch.run(train, [&] { write_failed_trace(options, plan, report); });
+      const int code = watch.run(
+          train, [&] { write_failed_trace(options, plan, report, place.shares_cores(plan.layout().size())); });
       if (code != kDone) return code;
     } catch (const SharedError&) {
       return kWrongInput;  // it has been reported
@@ -340,7 +342,7 @@ int run_command(const RunOptions& options) {
     }
     if (!place.first()) return kDone;
     place.print_library_notes();
-    write_trace(options, plan, report);
+    write_trace(options, plan, report, place.shares_cores(plan.layout().size()));
     if (options.json) {
       fmt::print("{}", json_text(report_json(plan, report, place.transport_name())));
     } else {

@@ -1,6 +1,7 @@
 #include "tools/run/run_place.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <span>
 #include <string_view>
+#include <thread>
 
 #include "exec/device/cudnn.h"
 #include "exec/transport/nccl_functions.h"
@@ -256,6 +258,17 @@ void RunPlace::print_library_notes() const {
     print("attention without cuDNN", device->attention_library());
     print("GEMM without cublasLt", device->gemm_library());
   }
+}
+
+bool RunPlace::shares_cores(int workers) const {
+  const int cores = usable_cores();
+  return transport() == nullptr && kernels_ == nullptr && cores != 0 && workers > cores;
+}
+
+int usable_cores() {
+  cpu_set_t mask;
+  if (::sched_getaffinity(0, sizeof mask, &mask) == 0) return CPU_COUNT(&mask);
+  return static_cast<int>(std::thread::hardware_concurrency());
 }
 
 std::string RunPlace::machine(int workers) const {

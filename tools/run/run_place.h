@@ -64,6 +64,8 @@ class RunPlace {
   // Prints one line on standard error for each reason why a device of this process computed attention without cuDNN, or
   // GEMMs without cublasLt, where the flags ask for it.
   void print_library_notes() const;
+  // Returns whether workers are threads that are more than the cores: they wait for each other.
+  bool shares_cores(int workers) const;
   // Returns the name of the processor or device, and the number of workers.
   std::string machine(int workers) const;
 
@@ -84,6 +86,9 @@ class RunPlace {
   std::unique_ptr<NcclWorld> nccl_;
   RunDevices devices_;
 };
+
+// Returns the number of cores that this process may use; 0: unknown.
+int usable_cores();
 
 // Returns whether this is the process that prints, from the launcher's variables; for errors before RunPlace exists.
 bool is_first_process(const MpiRanks& ranks);

@@ -7,11 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "exec/measure/trial.h"
+#include "exec/run/core_wait.h"
 #include "exec/watch/watchdog.h"
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
@@ -43,7 +43,7 @@ struct ValidateOptions {
   std::string cost;
   int steps = 10;
   Tolerances tolerances{.makespan = 0.1, .memory = 0.05};
-  double max_wait = 0.02;
+  double max_wait = kMostCoreWait;
   RunPlaceFlags place;
   WatchFlags watch;
   std::string trace;
@@ -86,16 +86,10 @@ std::optional<CostTable> table_from_files(const ValidateOptions& options, const 
   return std::nullopt;
 }
 
-// Returns whether workers are threads that share cores: they always wait for each other.
-bool share_cores(const RunPlace& place, int workers) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return place.transport() == nullptr && place.kernels() == nullptr && cores != 0 && workers > cores;
-}
-
 TrialReport run_cases(const std::deque<Case>& cases, const ValidateOptions& options, const RunPlace& place,
                       const Supervision& supervision, bool measures) {
   TrialSpec spec{.runs = options.steps, .devices = &place.devices()};
-  const bool all_count = options.max_wait >= 1 || share_cores(place, cases.front().plan.layout().size());
+  const bool all_count = options.max_wait >= 1 || place.shares_cores(cases.front().plan.layout().size());
   spec.most_wait = all_count ? std::numeric_limits<double>::infinity() : options.max_wait;
   for (const Case& each : cases) {
     spec.plans.push_back(&each.plan);
@@ -153,8 +147,8 @@ std::deque<Case> cases_of(const ValidateOptions& options, const RunPlace& place)
 }
 
 void warn_of_shared_cores(const RunPlace& place, int workers) {
-  if (!share_cores(place, workers)) return;
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (!place.shares_cores(workers)) return;
+  const int cores = usable_cores();
   print_message(
       fmt::format("warning: {} workers share {} core{}: ops are faster while other ranks wait, which is not predicted",
                   workers, cores, cores == 1 ? "" : "s"));
@@ -168,7 +162,7 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
   int exit_code = kDone;
   const bool accepted = options.max_wait >= 1;
   const bool disturbed_costs = trials.profile_disturbed || (table.waited_for_cores && !accepted);
-  const bool shared_cores = share_cores(place, plan.layout().size()) && !accepted;
+  const bool shared_cores = place.shares_cores(plan.layout().size()) && !accepted;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     validations.push_back(validate(cases[i].plan, table, trials.plans[i], (options.steps + 1) / 2));
     validations.back().schedule = cases[i].name;

@@ -31,6 +31,8 @@ class TraceWriter {
       : graph_(graph), timeline_(timeline), tracks_(graph, options), text_(sink), transfers_(graph, timeline) {
     text_ << R"({"sluice":{"schema":"sluice.trace/1","version":")" << SLUICE_VERSION << R"(","scenario":)"
           << (options.scenario.empty() ? std::string_view("null") : std::string_view(options.scenario));
+    if (options.waited_for_cores) text_ << R"(,"waited_for_cores":true)";
+    if (options.shared_cores) text_ << R"(,"shared_cores":true)";
     if (!options.ranks.empty()) {
       text_ << R"(,"world_ranks":[)";
       bool first = true;

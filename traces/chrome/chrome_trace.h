@@ -21,6 +21,9 @@ struct TraceOptions {
   std::vector<char> ended;       // by vertex, for an aborted run: whether it ended; others are omitted; empty = all
   std::vector<PartRow> parts;  // of layers with experts: slices within their op, and the track of dispatch and combine
   bool idle = false;           // also write a slice with its cause per idle interval of a compute lane
+  // Of a measured run: its times include waits of workers for cores, and there were more workers than cores.
+  bool waited_for_cores = false;
+  bool shared_cores = false;
 };
 
 // Tracks (tid) of a rank's process. Peers that are neither the next rank (rank + 1, cyclic) nor the previous one have

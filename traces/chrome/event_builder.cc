@@ -82,6 +82,13 @@ void EventBuilder::real(double value, std::string_view text) {
   set_time(time);
 }
 
+void EventBuilder::boolean(bool value) {
+  ++num_values_;
+  if (place() != Place::sluice) return;
+  if (key_ == "waited_for_cores") head.waited_for_cores = value;
+  if (key_ == "shared_cores") head.shared_cores = value;
+}
+
 void EventBuilder::open_object() {
   const Place next = place_of_object();
   if (next == Place::sluice) {

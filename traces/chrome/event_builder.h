@@ -27,7 +27,7 @@ class EventBuilder {
   void whole(std::int64_t value);
   // A number with a fraction or an exponent; `text` is its text.
   void real(double value, std::string_view text);
-  void boolean(bool) { ++num_values_; }
+  void boolean(bool value);
   void null() { ++num_values_; }
   // Opens and closes an object or an array. open_* throws InputError if they are nested too deeply, close_object what
   // the handler of events throws.

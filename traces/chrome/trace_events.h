@@ -54,6 +54,8 @@ struct TraceHead {
   std::string schema;               // of `sluice`, or at the top level
   bool two_runs = false;            // `sluice` has `sides`
   bool some_ranks_omitted = false;  // `sluice` has `world_ranks`
+  bool waited_for_cores = false;    // of `sluice`, as TraceOptions
+  bool shared_cores = false;
   std::int64_t base_time_ns = 0;  // Kineto: `baseTimeNanoseconds`
   // `rank` of `distributedInfo`; otherwise the first key `rank` in the file with an integer value, like Holistic Trace
   // Analysis.

@@ -404,6 +404,12 @@ TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions
   out.notes.push_back(fmt::format("{} ranks{}", run_.num_ranks, which));
   if (options.step && which.empty()) out.notes.emplace_back("one iteration, --step does not apply");
   if (head.some_ranks_omitted) out.notes.push_back("the trace omits some ranks");
+  if (head.shared_cores) {
+    out.notes.emplace_back("measured with more workers than cores, which wait for each other");
+  } else if (head.waited_for_cores) {
+    out.notes.emplace_back("measured times include waits for cores; measure again on an idle machine");
+  }
+  out.shared_cores = head.shared_cores;
   if (unmatched > 0) out.notes.push_back(fmt::format("{} transfers with only one end ignored", unmatched));
   out.run = std::move(run_);
   return out;

@@ -26,6 +26,7 @@ struct TraceReadOptions {
 struct TraceRun {
   RunRows run;
   std::vector<std::string> notes;
+  bool shared_cores = false;  // measured with more workers than cores
 };
 
 // Returns the files that a command-line argument names: the files of a folder that end in .json or .json.gz, in natural

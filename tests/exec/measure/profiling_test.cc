@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "exec/measure/core_wait.h"
+#include "exec/run/core_wait.h"
 #include "exec/measure/trial.h"
 #include "exec/plan/run_plan.h"
 #include "exec/transport/expert_exchange.h"

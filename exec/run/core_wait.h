@@ -32,6 +32,9 @@ class CoreWaitMeter {
   int file_;
 };
 
+// The fraction of a run above which waits for cores make its times useless for comparisons.
+inline constexpr double kMostCoreWait = 0.02;
+
 // Returns whether work of this duration may be compared with a prediction: it waited for a core for at most the
 // fraction `most` of it and of 2.5 ms, since waking up takes some microseconds on an idle machine too.
 bool is_calm(const CoreWait& wait, std::int64_t duration_ns, double most);

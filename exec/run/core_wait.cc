@@ -1,4 +1,4 @@
-#include "exec/measure/core_wait.h"
+#include "exec/run/core_wait.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
