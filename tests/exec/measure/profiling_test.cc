@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "exec/run/core_wait.h"
 #include "exec/measure/trial.h"
 #include "exec/plan/run_plan.h"
+#include "exec/run/core_wait.h"
 #include "exec/transport/expert_exchange.h"
 #include "exec/transport/on_threads.h"
 #include "kernels/stage.h"
