@@ -61,6 +61,12 @@ int group_of_microbatches(const Family& family, const FamilyParams& params) {
   return static_cast<int>(std::min(std::int64_t{group}, std::int64_t{params.microbatches} * params.chunks));
 }
 
+int default_group_of_slices(const FamilyParams& params) {
+  int microbatches = (params.ranks + params.slices() - 1) / params.slices();
+  while (params.microbatches % microbatches != 0) ++microbatches;
+  return microbatches * params.slices();
+}
+
 ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group, Blocks blocks) {
   const int ranks = params.ranks;
   const int chunks = params.chunks;

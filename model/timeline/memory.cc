@@ -4,8 +4,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
+#include "model/graph/fill_bytes.h"
+#include "model/graph/op_graph_data.h"
 #include "model/to_size.h"
 
 namespace sluice::model {
@@ -105,17 +108,15 @@ class Changes {
     per_route_ = 4 * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
     known_.resize(rows_.size(), 0);
-    for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
-      first_row_.push_back(to_size(schedule_.route(mb)) * per_route_ + 4 * shape_offset_[schedule_.shape_index(mb)]);
-    }
     last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
   }
 
   // The row of an op's change in `at`: of a compute vertex, a half of a joint one, or the op whose result a transfer
   // moves.
   std::uint32_t row_of(const Vertex& op) {
-    const std::size_t row = first_row_[op.microbatch] + 4 * (to_size(op.stage) * slices_ + to_size(op.slice)) +
-                            static_cast<std::size_t>(op.op);
+    const std::size_t slice = shape_offset_[schedule_.shape_index(op.microbatch)] + to_size(op.slice);
+    const std::size_t row = to_size(schedule_.route(op.microbatch)) * per_route_ +
+                            4 * (to_size(op.stage) * slices_ + slice) + static_cast<std::size_t>(op.op);
     if (known_[row] == 0) learn(row, op);
     return static_cast<std::uint32_t>(row);
   }
@@ -204,10 +205,9 @@ class Changes {
   const Schedule& schedule_;
   ReceiveBuffers buffers_;
   std::vector<std::size_t> shape_offset_;
-  std::size_t slices_ = 0;              // over all shapes
-  std::size_t per_route_ = 0;           // rows
-  std::vector<std::size_t> first_row_;  // by microbatch
-  std::vector<Change> rows_;            // of ops, then of joint blocks
+  std::size_t slices_ = 0;     // over all shapes
+  std::size_t per_route_ = 0;  // rows
+  std::vector<Change> rows_;   // of ops, then of joint blocks
   std::vector<char> known_;
   std::map<std::uint64_t, std::uint32_t> blocks_;                     // row of a pair of rows
   std::vector<std::pair<std::uint64_t, std::uint32_t>> last_blocks_;  // by rank
@@ -241,6 +241,13 @@ BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& byte
     held[slot(MemoryClass::buffers)] = std::max(held[slot(MemoryClass::buffers)], bytes.scratch);
   }
   return held;
+}
+
+// Whether an op of one schedule holds and frees what an op of another does.
+bool hold_alike(const Schedule& of_a, const Op& a, const Schedule& of_b, const Op& b) {
+  return a.kind == b.kind && a.stage == b.stage && a.slice == b.slice && a.joined == b.joined &&
+         of_a.route(a.microbatch) == of_b.route(b.microbatch) &&
+         of_a.shape_index(a.microbatch) == of_b.shape_index(b.microbatch);
 }
 
 BytesByClass standing_by_class(const OpGraph& graph, int rank) {
@@ -389,30 +396,96 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
   return out;
 }
 
-std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
-  struct Held {
-    std::int64_t now = 0;
-    std::int64_t peak = 0;
-  };
-  std::vector<Held> held(static_cast<std::size_t>(graph.schedule().num_ranks()));
-  if (graph.has_bytes()) {
-    for (std::size_t rank = 0; rank < held.size(); ++rank) {
-      held[rank].now = held[rank].peak = standing_bytes(graph, static_cast<int>(rank));
+LeastPeaks::LeastPeaks(const Schedule& schedule) : schedule_(schedule) {
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) runs_.push_back(runs_of(schedule, schedule.ops(rank)));
+}
+
+std::vector<LeastPeaks::Run> LeastPeaks::runs_of(const Schedule& schedule, std::span<const Op> list) {
+  constexpr std::int64_t kMostPeriod = 4096;  // ops
+  constexpr int kMostTried = 32;
+  const auto alike = [&](const Op& a, const Op& b) { return hold_alike(schedule, a, schedule, b); };
+  std::vector<Run> out;
+  const std::int64_t size = std::ssize(list);
+  for (std::int64_t begin = 0; begin < size;) {
+    std::int64_t best = 1;  // ops
+    std::int64_t times = 1;
+    int tried = 0;
+    for (std::int64_t period = 1; tried < kMostTried && period <= kMostPeriod && begin + 2 * period <= size; ++period) {
+      if (!alike(list[begin], list[begin + period]) || list[begin + period - 1].joined) continue;
+      std::int64_t end = begin + period;
+      while (end < size && alike(list[end - period], list[end])) ++end;
+      const std::int64_t found = (end - begin) / period;
+      if (found > 1 && found * period > best * times) std::tie(best, times) = std::pair(period, found);
+      ++tried;
     }
-    Changes changes(graph, ReceiveBuffers::left_out);
-    for (const Vertex& vertex : graph.vertices()) {
-      if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
-      const Change& change =
-          changes.at(vertex.kind == VertexKind::compute ? changes.row_of(vertex)
-                                                        : changes.row_of_block(vertex, graph.joint_partner(vertex)));
-      Held& of = held[vertex.lane];
-      of.now += change.start.sum();
-      of.peak = std::max(of.peak, of.now);
-      of.now += change.end.sum();
+    // A single op joins the ones before it, and its partner.
+    if (times == 1 && list[begin].joined) ++best;
+    if (times > 1 || out.empty() || out.back().times > 1) out.push_back({.ops = {}, .times = times});
+    out.back().ops.insert(out.back().ops.end(), list.begin() + begin, list.begin() + begin + best);
+    begin += best * times;
+  }
+  return out;
+}
+
+bool LeastPeaks::lengthen(const LeastPeaks& longer, const LeastPeaks& longest, std::int64_t steps) {
+  std::vector<std::vector<Run>> runs = runs_;
+  for (std::size_t rank = 0; rank < runs.size(); ++rank) {
+    const std::vector<Run>& second = longer.runs_[rank];
+    const std::vector<Run>& third = longest.runs_[rank];
+    if (second.size() != runs[rank].size() || third.size() != runs[rank].size()) return false;
+    for (std::size_t i = 0; i < runs[rank].size(); ++i) {
+      Run& run = runs[rank][i];
+      const auto same_as = [&](const Schedule& of, const Run& other) {
+        return std::equal(run.ops.begin(), run.ops.end(), other.ops.begin(), other.ops.end(),
+                          [&](const Op& a, const Op& b) { return hold_alike(schedule_, a, of, b); });
+      };
+      const std::int64_t growth = second[i].times - run.times;
+      if (third[i].times - second[i].times != growth || !same_as(longer.schedule_, second[i]) ||
+          !same_as(longest.schedule_, third[i])) {
+        return false;
+      }
+      run.times += growth * steps;
     }
   }
-  std::vector<std::int64_t> out;
-  for (const Held& of : held) out.push_back(of.peak);
+  runs_ = std::move(runs);
+  return true;
+}
+
+std::vector<std::int64_t> LeastPeaks::bytes(const Footprint* footprint) const {
+  std::vector<std::int64_t> out(runs_.size(), 0);
+  if (footprint == nullptr) return out;
+  auto data = std::make_unique<OpGraph::Data>();
+  data->schedule = &schedule_;
+  fill_bytes(schedule_, footprint, *data);
+  const OpGraph sizes(std::move(data));  // without vertices
+  Changes changes(sizes, ReceiveBuffers::left_out);
+  for (std::size_t rank = 0; rank < runs_.size(); ++rank) {
+    const auto vertex_of = [&](const Op& op) {
+      return Vertex{.microbatch = op.microbatch,
+                    .stage = op.stage,
+                    .slice = op.slice,
+                    .op = op.kind,
+                    .lane = static_cast<LaneId>(rank)};
+    };
+    std::int64_t held = standing_bytes(sizes, static_cast<int>(rank));
+    out[rank] = held;
+    for (const Run& run : runs_[rank]) {
+      std::int64_t more = 0;  // after the ops of the run
+      std::int64_t most = 0;
+      for (std::size_t i = 0; i < run.ops.size(); ++i) {
+        const Vertex op = vertex_of(run.ops[i]);
+        const bool joint = run.ops[i].joined;
+        const Change& change =
+            changes.at(joint ? changes.row_of_block(op, vertex_of(run.ops[i + 1])) : changes.row_of(op));
+        most = std::max(most, more + change.start.sum());
+        more += change.start.sum() + change.end.sum();
+        if (joint) ++i;
+      }
+      // The peak of a repetition grows or falls linearly.
+      out[rank] = std::max({out[rank], held + most, held + (run.times - 1) * more + most});
+      held += run.times * more;
+    }
+  }
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -53,8 +54,33 @@ std::vector<GradientSpan> gradient_spans(const OpGraph& graph, const Timeline& t
 // starts. At the same instant, ends free before starts allocate, and buffers are received before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
 
-// Returns a lower bound of each rank's peak from the order of its ops alone, without receive buffers.
-std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph);
+// Lower bounds of the peaks per rank from the order of the ops alone, without receive buffers. Repetitions in the lists
+// are found once; then they cost as much as one of them.
+class LeastPeaks {
+ public:
+  // `schedule` must outlive this; its sizes may change (Schedule::resize).
+  explicit LeastPeaks(const Schedule& schedule);
+
+  // Given those of schedules that are one step and two steps longer, makes these the bounds of a schedule that is
+  // `steps` steps longer: the numbers of repetitions grow linearly. Returns false, and changes nothing, where they do
+  // not.
+  bool lengthen(const LeastPeaks& longer, const LeastPeaks& longest, std::int64_t steps);
+
+  // Returns the bounds per rank, in bytes; zeros without a footprint. Throws InputError if the memory of a rank could
+  // exceed 64 bits.
+  std::vector<std::int64_t> bytes(const Footprint* footprint) const;
+
+ private:
+  // Consecutive ops that repeat for later microbatches.
+  struct Run {
+    std::vector<Op> ops;
+    std::int64_t times = 1;
+  };
+  static std::vector<Run> runs_of(const Schedule& schedule, std::span<const Op> list);
+
+  const Schedule& schedule_;
+  std::vector<std::vector<Run>> runs_;  // by rank
+};
 
 // Returns the bytes that each rank stores for the whole run, whatever its ops; needs no graph.
 std::int64_t standing_bytes(const OpGraph& graph, int rank);

@@ -5,7 +5,9 @@
 #include <numeric>
 #include <utility>
 
+#include "model/errors.h"
 #include "model/graph/links.h"
+#include "model/schedule/orders.h"
 #include "model/to_size.h"
 
 namespace sluice::sim {
@@ -57,14 +59,18 @@ std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<con
   return cut.begin <= cut.at - block ? std::optional(cut) : std::nullopt;
 }
 
+// Removes blocks from the schedule of `params` until it has `microbatches`, where `many` is that schedule or one that
+// only has fewer blocks. Returns nothing if it does not repeat so.
 std::optional<ShortSchedule> without_blocks(const Family& family, const FamilyParams& params, const ScheduleParts& many,
-                                            std::span<const std::int64_t> blocks, int unit, int removed) {
+                                            std::span<const std::int64_t> blocks, int unit, int microbatches) {
   FamilyParams fewer = params;
-  fewer.microbatches -= removed * unit;
-  ShortSchedule out{.schedule = make_schedule(family, fewer), .unit = unit, .removed = removed};
+  fewer.microbatches = microbatches;
+  ShortSchedule out{
+      .schedule = make_schedule(family, fewer), .unit = unit, .removed = (params.microbatches - microbatches) / unit};
   for (int mb = 0; mb + unit < many.num_microbatches; ++mb) {
     if (!many.route_of.empty() && many.route_of[mb] != many.route_of[mb + unit]) return std::nullopt;
   }
+  const int removed = (many.num_microbatches - microbatches) / unit;
   for (std::size_t rank = 0; rank < many.orders.size(); ++rank) {
     const auto few = out.schedule.ops(static_cast<int>(rank));
     const auto cut = cut_of(many.orders[rank], few, blocks[rank], unit, removed);
@@ -74,24 +80,59 @@ std::optional<ShortSchedule> without_blocks(const Family& family, const FamilyPa
   return out;
 }
 
+// Makes the lists of a schedule with fewer microbatches. Throws as make_parts does for all of them.
+ScheduleParts parts_with(const Family& family, const FamilyParams& params, int microbatches) {
+  FamilyParams fewer = params;
+  fewer.microbatches = microbatches;
+  try {
+    if (num_ops(family, params) <= static_cast<double>(kMaxOps)) return make_parts(family, fewer);
+  } catch (const InputError&) {  // names the smaller number
+  }
+  return make_parts(family, params);
+}
+
+// The schedule with as few blocks as leave at least `microbatches`, if the lists of `many` repeat as its own.
+std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams& params, const ScheduleParts& many,
+                                       int microbatches) {
+  const int largest_unit = std::min(microbatches, std::max(params.group, 2 * params.ranks));
+  for (int unit = 1; unit <= largest_unit; ++unit) {
+    const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
+    if (blocks.empty()) continue;
+    // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
+    const int cycle = params.ranks / std::gcd(params.ranks, unit * params.slices());
+    int removed = (params.microbatches - microbatches) / unit;
+    removed -= removed >= cycle ? removed % cycle : 0;
+    const int kept = params.microbatches - removed * unit;
+    if (removed < 1 || kept >= many.num_microbatches || (many.num_microbatches - kept) % unit != 0) return std::nullopt;
+    return without_blocks(family, params, many, blocks, unit, kept);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
+FewerMicrobatches fewer_microbatches(const Family& family, const FamilyParams& params, std::int64_t least) {
+  FewerMicrobatches out{.params = params};
+  // The default group of slices depends on the number of microbatches.
+  const bool enough = std::int64_t{params.microbatches} * params.slices() >= params.ranks;
+  if (family.grouped && family.sliced && params.group == 0 && enough) {
+    out.params.group = orders::default_group_of_slices(params);
+  }
+  out.step = std::lcm(std::int64_t{2} * params.ranks, std::int64_t{std::max(1, out.params.group)});
+  const std::int64_t more = params.microbatches - least;
+  if (more >= out.step) out.params.microbatches -= static_cast<int>(more / out.step * out.step);
+  return out;
+}
+
 ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches) {
+  constexpr std::int64_t kTimes = 4;  // the compared lists are longer than the short ones
   // With less than twice as many microbatches the whole schedule is simulated.
   if (params.microbatches >= 2 * microbatches) {
-    const ScheduleParts many = make_parts(family, params);
-    const int largest_unit = std::min(microbatches, std::max(params.group, 2 * params.ranks));
-    for (int unit = 1; unit <= largest_unit; ++unit) {
-      const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
-      if (blocks.empty()) continue;
-      // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
-      const int cycle = params.ranks / std::gcd(params.ranks, unit * params.slices());
-      int removed = (params.microbatches - microbatches) / unit;
-      removed -= removed >= cycle ? removed % cycle : 0;
-      if (removed < 1) break;
-      if (auto found = without_blocks(family, params, many, blocks, unit, removed)) return std::move(*found);
-      break;
-    }
+    const FamilyParams fewer = fewer_microbatches(family, params, kTimes * microbatches).params;
+    FamilyParams grouped = params;
+    grouped.group = fewer.group;
+    const ScheduleParts many = parts_with(family, grouped, fewer.microbatches);
+    if (auto found = shortened(family, grouped, many, microbatches)) return std::move(*found);
   }
   return {.schedule = make_schedule(family, params)};
 }

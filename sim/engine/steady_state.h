@@ -27,9 +27,19 @@ struct ShortSchedule {
   std::vector<Cut> cuts;  // by rank
 };
 
+// Parameters with fewer microbatches, with which a family makes the same schedule without some of its repetitions, if
+// it has any: the remainders of their number by ranks and groups, and the group, are those of the whole schedule.
+struct FewerMicrobatches {
+  FamilyParams params;    // with `least` microbatches or more; with all where `step` is too large for fewer
+  std::int64_t step = 1;  // of the number of microbatches
+};
+FewerMicrobatches fewer_microbatches(const Family& family, const FamilyParams& params, std::int64_t least);
+
 // Builds the schedule of `family` for `params` with as many blocks removed as leave at least `microbatches`
-// microbatches. It is compared op by op with the lists of the whole schedule, which are built but not checked or
-// lowered. Precondition: the family flushes. Throws as make_schedule does.
+// microbatches. It is compared op by op with the lists of a schedule that is several times as long, which are built but
+// not checked or lowered; the remainders of their numbers of microbatches by ranks and groups are equal, so that the
+// schedule of `params` only has more of the same blocks. Precondition: the family flushes. Throws as make_schedule
+// does.
 ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches);
 
 // Decides whether the timeline of a short schedule determines that of the long one.

@@ -16,8 +16,8 @@ namespace {
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
 constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 24, .nodes = 50'000};
-constexpr int kMostGain = 10;                        // percent that layers of stages are assumed to gain at most
-constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is kept between rounds
+constexpr int kMostGain = 10;                // percent that layers of stages are assumed to gain at most
+constexpr std::int64_t kMostKept = 100'000;  // vertices and ops of a structure that is kept between rounds
 
 // Whether two configurations hold the same bytes for the whole run, since they are equal but for what they recompute
 // and the order of their ranks.
@@ -131,7 +131,7 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
       }
       if (progress) progress(1);
     }
-    if (structure && structure->num_vertices() > kMostKeptVertices) structure.reset();
+    if (structure && structure->num_vertices() + structure->num_ops() > kMostKept) structure.reset();
   });
   return results;
 }

@@ -56,6 +56,12 @@ std::string_view name_of(PlanStatus status) {
 StructureRuns::StructureRuns(const Scenario& scenario)
     : family_(find_family(scenario.schedule)), params_(family_params(scenario)) {}
 
+std::int64_t StructureRuns::num_ops() const {
+  std::int64_t sum = sketch_ ? sketch_->schedule.num_ops() : 0;
+  for (const auto& level : levels_) sum += level->brief.schedule.num_ops();
+  return sum;
+}
+
 StructureRuns::Level& StructureRuns::level(std::size_t index) {
   while (levels_.size() <= index) {
     const std::int64_t kept = std::int64_t{kept_microbatches(params_.ranks, params_.slices())} << levels_.size();
@@ -68,10 +74,7 @@ StructureRuns::Level& StructureRuns::level(std::size_t index) {
 
 // Returns the graph of a level for the lowering options and sizes of `costs`.
 StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs) {
-  return lowered(of, costs, costs.lowering_options(of.brief.schedule.weight_policy()));
-}
-
-StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs, LoweringOptions options) {
+  LoweringOptions options = costs.lowering_options(of.brief.schedule.weight_policy());
   const OptionsKey key{options.data_parallel > 1,  options.overlap_grad_reduce,  options.gather_parameters,
                        options.tied_embedding,     options.global_norm,          options.recompute,
                        options.blocking_transfers, options.overlap_param_gather, options.reduce_gradients,
@@ -86,18 +89,45 @@ StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& c
   return *known;
 }
 
+// Returns a sketch from schedules with few microbatches; null if the lists of all do not follow from theirs.
+std::unique_ptr<StructureRuns::Sketch> StructureRuns::lengthened_sketch() const {
+  constexpr int kWithoutFill = 4;  // times the ranks: microbatches with which all repetitions are in the lists
+  if (family_.asynchronous || model::num_ops(family_, params_) > static_cast<double>(kMaxOps)) return nullptr;
+  const FewerMicrobatches fewer =
+      fewer_microbatches(family_, params_, std::int64_t{kWithoutFill} * params_.ranks + kWithoutFill);
+  const std::int64_t steps = (params_.microbatches - fewer.params.microbatches) / fewer.step;
+  if (steps < 3) return nullptr;
+  const auto with_steps = [&](int more) {
+    FamilyParams params = fewer.params;
+    params.microbatches += static_cast<int>(more * fewer.step);
+    return std::make_unique<Sketch>(make_schedule(family_, params));
+  };
+  try {
+    std::unique_ptr<Sketch> first = with_steps(0);
+    const bool linear = first->peaks.lengthen(with_steps(1)->peaks, with_steps(2)->peaks, steps);
+    return linear ? std::move(first) : nullptr;
+  } catch (const InputError&) {
+    return nullptr;  // the whole schedule has the error with its number of microbatches
+  }
+}
+
+StructureRuns::Sketch& StructureRuns::sketch() {
+  if (!sketch_) sketch_ = lengthened_sketch();
+  if (!sketch_) sketch_ = std::make_unique<Sketch>(level(0).brief.schedule);
+  return *sketch_;
+}
+
 PlanResult StructureRuns::assess(const Scenario& scenario) try {
-  Level& of = level(0);
-  of.brief.schedule.resize({scenario.shape});
-  const ScenarioCosts costs(scenario, of.brief.schedule);
+  Sketch& of = sketch();
+  of.schedule.resize({scenario.shape});
+  const ScenarioCosts costs(scenario, of.schedule);
   PlanResult out;
   const Gpu& gpu = scenario.cluster->gpu;
-  // The bytes held for the whole run often decide, and need no graph. Those of activations follow from the ops alone.
+  // The bytes held for the whole run often decide. Those of activations follow from the ops alone, without a graph.
   for (const bool with_activations : {false, true}) {
-    out.needed_bytes =
-        needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs, {}).graph)
-                                                   : standing_bytes(of.brief.schedule, *costs.footprint()),
-                                  out.rank));
+    out.needed_bytes = needed_bytes(gpu, largest(with_activations ? of.peaks.bytes(costs.footprint())
+                                                                  : standing_bytes(of.schedule, *costs.footprint()),
+                                                 out.rank));
     out.tight = gpu.within_margin(out.needed_bytes);
     if (out.needed_bytes <= gpu.memory_bytes) continue;
     out.status = PlanStatus::over;
@@ -105,7 +135,7 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
     return out;
   }
   if (!family_.asynchronous) {
-    out.bound = least_iteration(of.brief.schedule, params_.microbatches, costs);
+    out.bound = least_iteration(of.schedule, params_.microbatches, costs);
     if (scenario.correction) {
       out.bound = from_seconds(scenario.correction->at(to_seconds(out.bound)).seconds, "calibration");
     }

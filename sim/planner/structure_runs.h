@@ -9,6 +9,7 @@
 
 #include "model/graph/lowering.h"
 #include "model/scenario/costs.h"
+#include "model/timeline/memory.h"
 #include "sim/engine/prediction.h"
 #include "sim/engine/steady_state.h"
 
@@ -53,6 +54,7 @@ class StructureRuns {
   PlanResult run(const Scenario& scenario, Duration worth = Duration::max());
 
   std::int64_t num_vertices() const { return num_vertices_; }  // of all graphs in memory
+  std::int64_t num_ops() const;                                // of all schedules in memory
 
  private:
   using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, int>;
@@ -67,14 +69,23 @@ class StructureRuns {
     std::map<OptionsKey, std::unique_ptr<Lowered>> graphs;
   };
 
+  // What an assessment needs: a schedule with the placement and the shapes of the structure's, and bounds of its peaks.
+  struct Sketch {
+    explicit Sketch(Schedule of) : schedule(std::move(of)), peaks(schedule) {}
+    Schedule schedule;
+    LeastPeaks peaks;
+  };
+
+  Sketch& sketch();
+  std::unique_ptr<Sketch> lengthened_sketch() const;
   // A longer schedule for each index, the last being the whole one.
   Level& level(std::size_t index);
   Lowered& lowered(Level& of, const ScenarioCosts& costs);
-  Lowered& lowered(Level& of, const ScenarioCosts& costs, LoweringOptions options);
   PlanResult run_as_predicted(const Scenario& scenario) const;
 
   const Family& family_;
   FamilyParams params_;
+  std::unique_ptr<Sketch> sketch_;
   std::vector<std::unique_ptr<Level>> levels_;  // with increasing numbers of microbatches, the last one whole
   std::map<std::tuple<int, int, int, bool>, LinkSharing> sharing_;  // by tp, cp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;

@@ -5,7 +5,9 @@
 #include <array>
 #include <cstdio>
 #include <random>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "model/errors.h"
 #include "model/graph/lowering.h"
@@ -132,6 +134,122 @@ Count compare(const Family& family, bool even, std::uint32_t seed) {
     }
   }
   return count;
+}
+
+// A rank's list of the short schedule with the removed blocks.
+std::vector<Op> with_removed_blocks(const ShortSchedule& brief, int rank) {
+  const std::span<const Op> list = brief.schedule.ops(rank);
+  const ShortSchedule::Cut& cut = brief.cuts[static_cast<std::size_t>(rank)];
+  std::vector<Op> out(list.begin(), list.begin() + cut.at);
+  for (int block = 1; block <= brief.removed; ++block) {
+    for (std::int64_t i = cut.at - cut.block; i < cut.at; ++i) {
+      out.push_back(list[static_cast<std::size_t>(i)]);
+      out.back().microbatch += block * brief.unit;
+    }
+  }
+  for (std::int64_t i = cut.at; i < std::ssize(list); ++i) {
+    out.push_back(list[static_cast<std::size_t>(i)]);
+    out.back().microbatch += brief.removed * brief.unit;
+  }
+  return out;
+}
+
+// Calls `check` with each family that flushes and its parameters for many shapes.
+template <typename Check>
+void for_each_shape(std::span<const int> times_ranks, const Check& check) {
+  for (const Family& family : all_families()) {
+    for (const int ranks : {1, 2, 3, 4, 6}) {
+      for (const int chunks : {1, 2, 4}) {
+        for (const int slices : {1, 2, 4}) {
+          for (const int times : times_ranks) {
+            for (const int more : {0, 1, 4}) {
+              if (family.asynchronous || (family.fixed_chunks != 0 && chunks > 1) || (slices > 1 && !family.sliced)) {
+                continue;
+              }
+              FamilyParams params{.ranks = ranks,
+                                  .chunks = family.fixed_chunks != 0 ? 0 : chunks,
+                                  .microbatches = ranks * times + more};
+              params.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+              SCOPED_TRACE(testing::Message() << family.name << " p " << ranks << " v " << chunks << " k " << slices
+                                              << " m " << params.microbatches);
+              try {
+                check(family, params);
+              } catch (const InputError&) {
+                continue;  // not supported by the family
+              }
+              if (testing::Test::HasFailure()) return;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// The schedule that is compared op by op is shorter than the whole one, which has the same lists with more blocks.
+TEST(SteadyState, RemovedBlocksMakeTheWholeSchedule) {
+  int shortened = 0;
+  for_each_shape(std::array{60, 67}, [&](const Family& family, const FamilyParams& params) {
+    const ShortSchedule brief = shorten(family, params, 6 * params.ranks);
+    const ScheduleParts whole = make_parts(family, params);
+    if (brief.removed == 0) return;
+    ++shortened;
+    for (int rank = 0; rank < params.ranks; ++rank) {
+      ASSERT_EQ(with_removed_blocks(brief, rank), whole.orders[static_cast<std::size_t>(rank)]);
+    }
+  });
+  EXPECT_GT(shortened, 400);
+}
+
+struct BytesWithoutTransfers : public Bytes {
+  SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override {
+    SliceBytes bytes = Bytes::slice(stage, shape, slice);
+    bytes.transfer_forward = bytes.transfer_backward = 0;
+    return bytes;
+  }
+};
+
+// Without receive buffers, the order of a rank's ops determines its peak.
+TEST(LeastPeaks, AreThePeaksWithoutReceiveBuffers) {
+  const BytesWithoutTransfers bytes;
+  for_each_shape(std::array{2, 9}, [&](const Family& family, const FamilyParams& params) {
+    const Schedule schedule = make_schedule(family, params);
+    const OpGraph graph = lower(schedule, {.footprint = &bytes});
+    std::mt19937 random(1);
+    const DrawnCost cost(random, schedule.num_stages(), true, false);
+    const auto memory = memory_over_time(graph, simulate(graph, price(graph, cost)), false);
+    std::vector<std::int64_t> peaks;
+    for (const RankMemory& of : memory) peaks.push_back(of.peak_bytes);
+    ASSERT_EQ(LeastPeaks(schedule).bytes(&bytes), peaks);
+  });
+}
+
+// The bounds of a long schedule follow from three short ones, in nearly all shapes.
+TEST(LeastPeaks, LengthenLikeTheSchedule) {
+  const Bytes bytes;
+  int shapes = 0;
+  int lengthened = 0;
+  for_each_shape(std::array{20, 61}, [&](const Family& family, const FamilyParams& params) {
+    const Schedule whole = make_schedule(family, params);
+    const FewerMicrobatches fewer = fewer_microbatches(family, params, 4 * params.ranks + 4);
+    const std::int64_t steps = (params.microbatches - fewer.params.microbatches) / fewer.step;
+    if (steps < 3) return;
+    const auto schedule = [&](int more) {
+      FamilyParams longer = fewer.params;
+      longer.microbatches += static_cast<int>(more * fewer.step);
+      return make_schedule(family, longer);
+    };
+    const Schedule first = schedule(0);
+    const Schedule second = schedule(1);
+    const Schedule third = schedule(2);
+    LeastPeaks peaks(first);
+    ++shapes;
+    if (!peaks.lengthen(LeastPeaks(second), LeastPeaks(third), steps)) return;
+    ++lengthened;
+    ASSERT_EQ(peaks.bytes(&bytes), LeastPeaks(whole).bytes(&bytes));
+  });
+  std::printf("%d of %d shapes lengthened\n", lengthened, shapes);
+  EXPECT_GT(lengthened, shapes * 9 / 10);
 }
 
 TEST(SteadyState, DeterminesTheLongRun) {

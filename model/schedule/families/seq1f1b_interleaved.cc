@@ -17,12 +17,7 @@ int group_of_units(const FamilyParams& params) {
                    fmt::format("{} microbatches of {} slices are {} units, fewer than the {} ranks",
                                params.microbatches, slices, units, params.ranks));
   }
-  int group = params.group;
-  if (group == 0) {
-    int microbatches = (params.ranks + slices - 1) / slices;
-    while (params.microbatches % microbatches != 0) ++microbatches;
-    group = microbatches * slices;
-  }
+  const int group = params.group == 0 ? orders::default_group_of_slices(params) : params.group;
   if (group < params.ranks || group % slices != 0 || units % group != 0) {
     orders::refuse(seq1f1b_interleaved(),
                    fmt::format("group: expected at least {} units (ranks), a multiple of {} (slices) that divides {} "
