@@ -93,9 +93,9 @@ TEST_F(ChakraTrace, WritesAllFilesOrNone) {
   EXPECT_EQ(other.num_files(), 1);  // the folder
 }
 
-// Runs the nodes of all NPUs by their dependencies alone, with the durations in the files; a message arrives when it
-// has been sent, a collective starts when all of its group have issued it. Returns the last end in ns, or -1 if some
-// node can never run.
+// Runs the nodes of all NPUs by their dependencies alone, with the durations in the files; a receive starts when its
+// message is sent, a collective when all of its group have issued it. Expects the start of every node to be that in the
+// files. Returns the last end in ns, or -1 if some node can never run.
 std::int64_t replayed(const std::vector<NpuTrace>& npus, const json& groups) {
   std::map<std::pair<int, std::uint64_t>, std::int64_t> end;
   std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::int64_t> sent;   // by source, destination, tag
@@ -106,33 +106,30 @@ std::int64_t replayed(const std::vector<NpuTrace>& npus, const json& groups) {
     for (int npu = 0; npu < std::ssize(npus); ++npu) {
       for (const chakra::Node& node : npus[npu].nodes) {
         if (end.contains({npu, node.id()})) continue;
-        std::int64_t ready = 0;
+        std::int64_t start = 0;
         bool runs = true;
         for (const std::uint64_t need : node.data_deps()) {
           const auto found = end.find({npu, need});
           runs = runs && found != end.end();
-          if (runs) ready = std::max(ready, found->second);
+          if (runs) start = std::max(start, found->second);
         }
         if (!runs) continue;
-        std::int64_t done = ready + number(node, "duration_ns");
         const std::tuple message{number(node, "comm_src"), number(node, "comm_dst"), number(node, "comm_tag")};
         if (node.type() == chakra::COMM_SEND_NODE) {
-          EXPECT_TRUE(sent.emplace(message, ready).second) << "two messages with the tag of " << node.name();
+          EXPECT_TRUE(sent.emplace(message, start).second) << "two messages with the tag of " << node.name();
         } else if (node.type() == chakra::COMM_RECV_NODE) {
           const auto found = sent.find(message);
           if (found == sent.end()) continue;
-          done = std::max(ready, found->second + number(node, "duration_ns"));
+          start = std::max(start, found->second);
         } else if (node.type() == chakra::COMM_COLL_NODE) {
           const std::string group = find_attribute(node, "pg_name")->string_val();
           auto& members = joined[{group, node.name()}];
-          members[npu] = ready;
-          const std::size_t size = group == "0" ? npus.size() : groups.at(group).size();
-          if (members.size() < size) {
-            continue;
-          }
-          for (const auto& [member, at] : members) done = std::max(done, at + number(node, "duration_ns"));
+          members[npu] = start;
+          if (members.size() < (group == "0" ? npus.size() : groups.at(group).size())) continue;
+          for (const auto& [member, ready] : members) start = std::max(start, ready);
         }
-        end[{npu, node.id()}] = done;
+        EXPECT_EQ(start, number(node, "start_ns")) << "NPU " << npu << ": " << node.name();
+        const std::int64_t done = end[{npu, node.id()}] = start + number(node, "duration_ns");
         last = std::max(last, done);
         progress = true;
       }
@@ -165,6 +162,22 @@ TEST_F(ChakraTrace, RunsAgainLikeTheSchedule) {
     }
     EXPECT_EQ(nodes, expected) << schedule;
     EXPECT_EQ(replayed(npus, groups_), prediction_.metrics.makespan.count()) << schedule;
+  }
+}
+
+// Both results of a joint block leave when it ends, and with V-shaped placement on one link: the second message leaves
+// one latency before the first has arrived.
+TEST_F(ChakraTrace, MessagesFollowEachOtherWithinTheirLatency) {
+  for (const std::string schedule : {"dualpipe-v", "dualpipe", "combined-1f1b", "zb-v"}) {
+    for (const bool overlap : {false, true}) {
+      const json scenario = {{"schedule", schedule},
+                             {"model", "gpt2"},
+                             {"cluster", "dgx-a100-80gb"},
+                             {"parallelism", {{"pp", 4}, {"overlap_transfers", overlap}}},
+                             {"batch", {{"sequence_length", 1024}, {"microbatches", 8}}}};
+      const std::vector<NpuTrace> npus = written(scenario);
+      EXPECT_EQ(replayed(npus, groups_), prediction_.metrics.makespan.count()) << schedule;
+    }
   }
 }
 

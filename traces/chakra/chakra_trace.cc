@@ -134,11 +134,9 @@ class NpuWriter {
     out.set_id(id_on(v, rank));
     const bool receives = vertex.kind == VertexKind::transfer && graph_.rank_of(v) != rank;
     out.set_name((receives ? "receive of " : "") + graph_.name(v));
+    // A receive waits for its message alone: the next message of a link leaves before the one before it has arrived.
     for (const VertexId need : graph_.needs(v)) {
-      // A receive waits for those before it on its link, not for what is sent.
-      const bool relevant =
-          receives ? graph_[need].kind == VertexKind::transfer && graph_[need].lane == vertex.lane : is_on(need, rank);
-      if (relevant) out.add_data_deps(id_on(need, rank));
+      if (!receives && is_on(need, rank)) out.add_data_deps(id_on(need, rank));
     }
     const std::int64_t start = timeline_.start[v].count();
     const bool arrives = receives || blocks_[v] != 0;
