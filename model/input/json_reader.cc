@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <limits>
 #include <set>
 
 #include "model/input/nearest.h"
 #include "model/input/printable.h"
+#include "model/input/yaml_text.h"
 
 namespace sluice::model {
 namespace {
@@ -46,26 +46,6 @@ std::string escaped(const std::string& key) {
 
 }  // namespace
 
-namespace {
-
-// Whether a text that is not JSON is YAML, by its name or its first line besides comments: "---" or "key: value".
-bool is_yaml(std::string_view text, std::string_view source) {
-  if (source.ends_with(".yaml") || source.ends_with(".yml")) return true;
-  std::string_view line;
-  while (!text.empty() && (line.empty() || line.starts_with('#'))) {
-    line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(line.size() + 1, text.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-  }
-  const std::size_t colon = line.find(':');
-  if (line == "---") return true;
-  if (colon == std::string_view::npos || (colon + 1 < line.size() && line[colon + 1] != ' ')) return false;
-  return std::all_of(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(colon),
-                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-'; });
-}
-
-}  // namespace
-
 Json parse_json(std::string_view text, const std::string& source) {
   constexpr int kMaxDepth = 100;
   std::vector<std::set<std::string>> keys;
@@ -89,7 +69,7 @@ Json parse_json(std::string_view text, const std::string& source) {
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::parse_error& error) {
-    if (is_yaml(text, source)) throw InputError(fmt::format("{}: expected JSON, got YAML", source));
+    if (looks_like_yaml(text, source)) throw InputError(fmt::format("{}: expected JSON, got YAML", source));
     std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line .., column ..: why"
     const std::size_t why = what.find(": ");
     what = why == std::string::npos ? what : what.substr(why + 2);

@@ -16,6 +16,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/protected_files.h"
+#include "model/input/yaml_text.h"
 #include "traces/chrome/event_builder.h"
 #include "traces/chrome/event_scanner.h"
 
@@ -243,6 +244,9 @@ bool TraceSource::is_trace() {
               throw FirstEvent{};
             }).is_trace;
   } catch (const FirstEvent&) {
+  } catch (const InputError&) {
+    if (looks_like_yaml(kept_, name_)) throw InputError(fmt::format("{}: expected JSON, got YAML", name_));
+    throw;
   }
   keeps_ = false;
   return found;
