@@ -115,17 +115,31 @@ TEST(PlanCommand, GpusFollowFromWhatIsGiven) {
       "4096 "
       "--ffn-hidden-size 14336 --vocab-size 128256 --max-position-embeddings 4096 --bf16 --micro-batch-size 1 "
       "--global-batch-size 192 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --sequence-parallel' ";
-  const std::pair<std::string, std::string> cases[] = {
-      {whole, "384 of 384 GPUs, 48 x DGX H100"},
-      {whole + " --tp 8", "384 of 384 GPUs, 48 x DGX H100"},  // another configuration of the same GPUs
-      {whole + " --dp 4", "192 of 192 GPUs, 24 x DGX H100"},
-      {whole + " --gpus 16", "16 of 16 GPUs, 2 x DGX H100"},
-      {whole + " --nodes 4", "32 of 32 GPUs, 4 x DGX H100"},
-      {open, "48 of 48 GPUs, 6 x DGX H100"},
-      {open + " --dp 2", "96 of 96 GPUs, 12 x DGX H100"},
-      {sized, "24 of 24 GPUs, 3 x DGX H100"},
-      {sized + " --gpus 12", "12 of 24 GPUs, 3 x DGX H100"},
-      {counted, "24 of 24 GPUs, 3 x DGX H100"},
+  struct Case {
+    std::string given;
+    std::string first;
+    std::string note = {};  // about the keys of the file
+  };
+  const auto note = [](const std::string& path, const std::string& text) {
+    return "sluice: " + path + ": plan " + text + "\n";
+  };
+  const auto gives_gpus = [&](const std::string& path, const std::string& keys) {
+    return note(path, "takes the number of GPUs from " + keys + ", and searches these sizes unless flags set them");
+  };
+  const std::string sizes = "/parallelism/pp, /parallelism/tp, /parallelism/dp";
+  const Case cases[] = {
+      {whole, "384 of 384 GPUs, 48 x DGX H100", gives_gpus(whole, sizes)},
+      {whole + " --tp 8", "384 of 384 GPUs, 48 x DGX H100",
+       gives_gpus(whole, sizes)},  // another configuration of the same GPUs
+      {whole + " --dp 4", "192 of 192 GPUs, 24 x DGX H100",
+       gives_gpus(whole, "/parallelism/pp, /parallelism/tp") + note(whole, "ignores /parallelism/dp")},
+      {whole + " --gpus 16", "16 of 16 GPUs, 2 x DGX H100", note(whole, "ignores " + sizes)},
+      {whole + " --nodes 4", "32 of 32 GPUs, 4 x DGX H100", note(whole, "ignores " + sizes)},
+      {open, "48 of 48 GPUs, 6 x DGX H100", gives_gpus(open, "/parallelism/pp, /parallelism/tp")},
+      {open + " --dp 2", "96 of 96 GPUs, 12 x DGX H100", gives_gpus(open, "/parallelism/pp, /parallelism/tp")},
+      {sized, "24 of 24 GPUs, 3 x DGX H100", note(sized, "ignores " + sizes)},
+      {sized + " --gpus 12", "12 of 24 GPUs, 3 x DGX H100", note(sized, "ignores " + sizes)},
+      {counted, "24 of 24 GPUs, 3 x DGX H100", note(counted, "ignores /parallelism/pp")},
       {flags, "8 of 8 GPUs, 1 x DGX H100"},
       {flags + "--tp 8 --pp 4", "32 of 32 GPUs, 4 x DGX H100"},
       {flags + "--tp 4 --pp 12 --dp 8", "384 of 384 GPUs, 48 x DGX H100"},
@@ -133,11 +147,12 @@ TEST(PlanCommand, GpusFollowFromWhatIsGiven) {
       {flags + "--dp 4 --pp 4 --cp 2", "32 of 32 GPUs, 4 x DGX H100"},
       {megatron + "--dp 8", "64 of 64 GPUs, 8 x DGX H100"},
   };
-  for (const auto& [given, first] : cases) {
+  for (const auto& [given, first, note_of_keys] : cases) {
     SCOPED_TRACE(given);
     const std::string plan = "plan --schedule 1f1b --mbs 1 --recompute full --even-stages " + given;
     const CommandResult text = run_sluice(quoted_words(plan));
     EXPECT_THAT(text.out, testing::StartsWith(first + " · evaluated "));
+    if (given.find("--megatron-args") == std::string::npos) EXPECT_EQ(text.err, note_of_keys);
     const json document = json::parse(run_sluice(quoted_words(plan + " --json")).out);
     EXPECT_EQ(document.at("gpus").at("used").get<int>(), std::stoi(first));
     for (const char* list : {"ranking", "others"}) {
@@ -200,7 +215,7 @@ TEST(Inputs, YamlIsNamed) {
     const std::string file = written(folder, name, text);
     for (const std::string& line :
          {"simulate " + file, "plan " + file, "simulate --pp 2 --microbatches 2 --cluster " + file,
-          "simulate --pp 2 --microbatches 2 --seq-length 64 --model " + file}) {
+          "simulate --pp 2 --microbatches 2 --seq-length 64 --model " + file, "compare " + file + " " + file}) {
       if (std::string_view(name) == "d" && line.find("--") != std::string::npos) continue;
       const CommandResult result = run_sluice(words(line));
       EXPECT_EQ(result.exit_code, 2) << line;

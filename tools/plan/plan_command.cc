@@ -205,9 +205,9 @@ int plan_command(const PlanOptions& options) {
     const auto begin = std::chrono::steady_clock::now();
     const nlohmann::json document = options.flags->document(options.request.file);
     Plan plan = plan_of(options.request, document);
-    const std::string ignored = ignored_by_plan(options.request.file);
+    const std::vector<std::string> notes = notes_of_plan(options.request, document, plan);
     if (ranks.first()) {
-      print_message(ignored);
+      for (const std::string& note : notes) print_message(note);
       ScenarioFlags::print_notes(options.request.file);
     }
     const SearchEnd end = search(plan, ranks, peers, interrupt);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -263,7 +264,39 @@ PlanReport report_of(const Plan& plan, const PlanRequest& request) {
   return report;
 }
 
-std::string ignored_by_plan(const std::string& file) { return ScenarioFlags::unused(file, "plan", kPlan); }
+std::vector<std::string> notes_of_plan(const PlanRequest& request, const nlohmann::json& document, const Plan& plan) {
+  const std::optional<Cluster>& cluster = plan.base().cluster;
+  const auto in_document = [&](const char* key) { return document.contains(nlohmann::json::json_pointer(key)); };
+  const bool sizes_give_gpus =
+      request.space.gpus == 0 && !in_document("/parallelism/gpus") && cluster.has_value() && !cluster->nodes_specified;
+  const bool whole = request.space.dp.empty() && in_document("/parallelism/dp");  // as in gpus_of_sizes
+  const bool gives_batch = !in_document("/batch/global_batch") && request.microbatches == 0;
+  std::vector<std::string> ignored;
+  std::vector<std::string> sizes;
+  std::vector<std::string> notes;
+  for (std::string& key : ScenarioFlags::unused_keys(request.file, kPlan)) {
+    const auto gives_gpus = [&](const char* size, const std::vector<int>& flags) {
+      return sizes_give_gpus && key == size && (whole || flags.empty());
+    };
+    const PlanSpace& space = request.space;
+    if (gives_gpus("/parallelism/tp", space.tp) || gives_gpus("/parallelism/cp", space.cp) ||
+        gives_gpus("/parallelism/pp", space.pp) || gives_gpus("/parallelism/dp", space.dp)) {
+      sizes.push_back(std::move(key));
+    } else if (key == "/batch/microbatches" && gives_batch) {
+      notes.push_back(fmt::format("{}: plan takes the global batch from {}", request.file, key));
+    } else {
+      ignored.push_back(std::move(key));
+    }
+  }
+  if (!sizes.empty()) {
+    notes.push_back(
+        fmt::format("{}: plan takes the number of GPUs from {}, and searches these sizes unless flags set "
+                    "them",
+                    request.file, fmt::join(sizes, ", ")));
+  }
+  if (!ignored.empty()) notes.push_back(fmt::format("{}: plan ignores {}", request.file, fmt::join(ignored, ", ")));
+  return notes;
+}
 
 void throw_invalid(const PlanRequest& request, const nlohmann::json& document, const Plan& plan, std::string reason) {
   const std::string source = (request.file.empty() ? std::string("command line") : request.file) + ": ";

@@ -52,8 +52,9 @@ void refine_plan(Plan& plan, const PlanRequest& request, const std::atomic<bool>
 // Returns how to print the plan.
 PlanReport report_of(const Plan& plan, const PlanRequest& request);
 
-// Returns a message about the keys of a scenario file that a plan ignores; "" if it has none.
-std::string ignored_by_plan(const std::string& file);
+// Returns a line each about the keys of the scenario file that give a plan the number of GPUs or the global batch only,
+// and about those that it ignores.
+std::vector<std::string> notes_of_plan(const PlanRequest& request, const nlohmann::json& document, const Plan& plan);
 
 // Throws InputError for a plan of which all configurations are invalid, with what the flags and the file specify.
 [[noreturn]] void throw_invalid(const PlanRequest& request, const nlohmann::json& document, const Plan& plan,
