@@ -62,7 +62,8 @@ def sweep(
 
     sluice.sweep("gpt3.json", {"vpp": [1, 2, 3], "mbs": [1, 2]}).to_pandas()
 
-    Axes are named as the keywords of Scenario; in a sweep over schedules, other keys are adapted to the family.
+    Axes are named as the keywords of Scenario; in a sweep over schedules, other keys are adapted to the family,
+    and what is not specified (chunks, slices, layers per stage) is chosen for it with the analytic cost model.
     """
     base = scenario if isinstance(scenario, Scenario) and not keys else Scenario(scenario, **keys)
     rows: list[tuple[str, list[str]]] = []

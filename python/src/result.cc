@@ -18,6 +18,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/scenario/schedule_sizes.h"
+#include "model/schedule/family.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "model/to_size.h"
@@ -81,6 +82,14 @@ Array<T> owned(std::vector<T> values) {
   return Array<T>(data.data(), {data.size()}, owner);
 }
 
+// Whether simulating a scenario with its schedule, or another one, takes long enough to be interrupted.
+bool takes_long(const Scenario& scenario, const Schedule* schedule) {
+  constexpr double kManyOps = 1e5;  // some tenths of a second
+  if (schedule != nullptr) return static_cast<double>(schedule->num_ops()) > kManyOps;
+  if (scenario.schedule == kAutomatic || names_file(scenario.schedule)) return true;
+  return num_ops(find_family(scenario.schedule), family_params(scenario)) > kManyOps;
+}
+
 std::shared_ptr<Simulated> simulate(const ScenarioDocument& document, const Schedule* schedule, bool keep_memory) {
   auto out = std::make_shared<Simulated>();
   out->scenario = document.complete().dump();
@@ -96,12 +105,13 @@ std::shared_ptr<Simulated> simulate(const ScenarioDocument& document, const Sche
     } else {
       out->planned = planned_setup(scenario, [&](double, Duration) { stop_if_asked(); });
     }
-    out->prediction = predict(*out->planned.setup,
-                              {.keep_memory = keep_memory, .trial_progress = [&](std::int64_t) { stop_if_asked(); }});
+    stop_if_asked();
+    out->prediction = predict(*out->planned.setup, {.keep_memory = keep_memory,
+                                                    .trial_progress = [&](std::int64_t) { stop_if_asked(); },
+                                                    .step_done = stop_if_asked});
   };
   // A thread for each of thousands of small simulations would take longer than they do.
-  const bool long_running =
-      (schedule == nullptr && scenario.schedule == kAutomatic) || scenario.perturbation.trials > 0;
+  const bool long_running = scenario.perturbation.trials > 0 || takes_long(scenario, schedule);
   try {
     if (long_running) {
       interruptible([&](const std::atomic<bool>& stop) { work(&stop); });

@@ -52,8 +52,11 @@ def test_cuts_of_sequences(source):
 def test_sweeps():
     sweep = sluice.sweep(sluice.Scenario(**LLAMA, pp=2), {"tp": [1, 2], "schedule": ["1f1b", "zb-v"]}, gpus=8)
     assert [(row["tp"], row["schedule"]) for row in sweep] == [(1, "1f1b"), (1, "zb-v"), (2, "1f1b"), (2, "zb-v")]
+    # Layers per stage that are not specified are chosen for each schedule.
     single = sluice.simulate(**LLAMA, pp=2, tp=2, gpus=8, schedule="zb-v")
-    assert sweep[3]["iteration_s"] == single.iteration_s
+    assert sweep[3]["iteration_s"] <= single.iteration_s
+    fixed = sluice.sweep(sluice.Scenario(**LLAMA, pp=2, tp=2, stage_layers=[8] * 4), {"schedule": ["zb-v"]}, gpus=8)
+    assert fixed[0]["iteration_s"] == single.iteration_s
     assert sweep.best() in sweep.rows
     assert "error" in sluice.sweep(axes={"pp": [0, 2]}, microbatches=4)[0]
     with pytest.raises(sluice.InputError, match="exclude each other"):

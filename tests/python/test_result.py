@@ -134,6 +134,16 @@ def test_interrupts_end_a_search():
     assert time.perf_counter() - begin < 20
 
 
+def test_interrupts_end_a_large_simulation():
+    # The signal comes while the simulation runs, which then ends at one of its steps, before its result is there.
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    result = None
+    with pytest.raises(KeyboardInterrupt):
+        result = sluice.simulate(schedule="1f1b", pp=8, microbatches=200_000, uniform="f=1,b=1,w=1,comm=0.1")
+        time.sleep(1)
+    assert result is None
+
+
 def test_automatic_schedules():
     result = sluice.simulate(schedule="auto", pp=4, microbatches=8, uniform="f=1,b=1,w=1", time_budget=1.0)
     best = sluice.simulate(schedule="zb-h2", pp=4, microbatches=8, uniform="f=1,b=1,w=1")
