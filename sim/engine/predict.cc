@@ -111,15 +111,23 @@ std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes) {
 Prediction predict(const Setup& setup, const PredictOptions& options) try {
   const OpGraph& graph = setup.graph();
   const Perturbation& perturbation = setup.scenario().perturbation;
+  const auto step_done = [&] {
+    if (options.step_done) options.step_done();
+  };
   Prediction prediction;
   prediction.prices = price(graph, setup.cost());
   if (perturbation.slows()) slow_down(graph, perturbation, prediction.prices);
+  step_done();
   prediction.timeline = simulate(graph, prediction.prices);
+  step_done();
   prediction.metrics = measure(graph, prediction.timeline);
   prediction.memory = memory_over_time(graph, prediction.timeline, options.keep_memory);
+  step_done();
   prediction.idle = idle_by_cause(graph, prediction.timeline);
   prediction.critical_path = critical_path(graph, prediction.timeline);
+  step_done();
   prediction.period = period_of(setup, prediction);
+  step_done();
   const bool flush = setup.schedule().weight_policy() == WeightPolicy::flush;
   prediction.iteration = flush ? prediction.metrics.makespan : prediction.period;
   if (setup.scenario().correction) {

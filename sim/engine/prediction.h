@@ -54,6 +54,7 @@ struct Prediction {
 struct PredictOptions {
   bool keep_memory = false;                            // keep the memory curves in addition to the peaks
   std::function<void(std::int64_t)> trial_progress{};  // called with the number of finished trials, from any thread
+  std::function<void()> step_done{};                   // called after every pass over the graph; may throw to end it
 };
 
 }  // namespace sluice::sim

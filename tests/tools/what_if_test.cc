@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -11,6 +13,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 #include "tests/support/trace_check.h"
+#include "tools/simulate/sweep.h"
 
 namespace sluice::test {
 namespace {
@@ -353,17 +356,67 @@ TEST(Sweep, OverSchedulesNamesWhatIsInherited) {
       "simulate --model llama3-8b --cluster dgx-h100 --pp 4 --microbatches 8 --seq-length 8192 --schedule 1f1b "
       "--decoder-first-pipeline-num-layers 9 --decoder-last-pipeline-num-layers 7 ";
   const json layers =
-      json::parse(run_sluice(words(llama + "--sweep schedule=gpipe,seq1f1b,zb-v --json")).out).at("points");
-  EXPECT_EQ(layers.at(0).at("inherited"), (json{"first_stage_layers 9", "last_stage_layers 7"}));
-  EXPECT_EQ(layers.at(1).at("adapted"), json{"slices 1 -> 2"});
-  std::string sliced = llama + "--slices 2 --json";
-  sliced.replace(sliced.find("1f1b"), 4, "seq1f1b");
-  const json own = json::parse(run_sluice(words(sliced)).out);
-  EXPECT_EQ(layers.at(1).at("makespan_s"), own.at("makespan_s"));
+      json::parse(run_sluice(words(llama + "--slices 2 --sweep schedule=seq1f1b,gpipe,zb-v --json")).out).at("points");
+  EXPECT_EQ(layers.at(0).at("inherited"), (json{"slices 2", "first_stage_layers 9", "last_stage_layers 7"}));
+  EXPECT_EQ(layers.at(1).at("inherited"), (json{"first_stage_layers 9", "last_stage_layers 7"}));
   const TemporaryFolder folder;
-  const std::string pair = run_sluice(words(llama + "--svg " + folder.path("a.svg") + " --compare-with seq1f1b")).err;
-  EXPECT_NE(pair.find("--compare-with seq1f1b: slices 1 -> 2\n"), std::string::npos) << pair;
-  EXPECT_NE(pair.find("--compare-with seq1f1b: inherits first_stage_layers 9\n"), std::string::npos) << pair;
+  const std::string pair = run_sluice(words(llama + "--svg " + folder.path("a.svg") + " --compare-with zb-h1")).err;
+  EXPECT_EQ(pair,
+            "sluice: --compare-with zb-h1: inherits first_stage_layers 9\n"
+            "sluice: --compare-with zb-h1: inherits last_stage_layers 7\n");
+}
+
+// What is left open is chosen for each schedule: the run is as fast as one with these flags, and no slower than one
+// with the defaults.
+TEST(Sweep, OverSchedulesChoosesForEach) {
+  const std::string llama = "simulate --model llama3-8b --cluster dgx-h100 --pp 4 --gbs 16 --seq-length 8192 --json ";
+  const json points =
+      json::parse(run_sluice(words(llama + "--sweep schedule=1f1b,interleaved-1f1b,seq1f1b,zb-v")).out).at("points");
+  const std::pair<const char*, const char*> expected[] = {{"1f1b", "stage_layers even -> "},
+                                                          {"interleaved-1f1b", "vpp 2 -> "},
+                                                          {"seq1f1b", "slices 1 -> "},
+                                                          {"zb-v", "stage_layers even -> "}};
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
+    const auto& [schedule, change] = expected[i];
+    SCOPED_TRACE(schedule);
+    std::string flags = "--schedule " + std::string(schedule);
+    const json plain = json::parse(run_sluice(words(llama + flags)).out);
+    bool changed = false;
+    for (const std::string each : points.at(i).at("adapted")) {
+      changed |= each.starts_with(change);
+      const std::string value = each.substr(each.find("-> ") + 3);
+      if (each.starts_with("vpp ")) flags += " --vpp " + value;
+      if (each.starts_with("slices ")) flags += " --slices " + value;
+      if (each.starts_with("stage_layers ")) flags += " --stage-layers " + value.substr(1, value.size() - 2);
+    }
+    EXPECT_TRUE(changed) << points.at(i);
+    EXPECT_EQ(points.at(i).at("makespan_s"), json::parse(run_sluice(words(llama + flags)).out).at("makespan_s"));
+    EXPECT_LE(points.at(i).at("makespan_s").get<double>(), plain.at("makespan_s").get<double>());
+  }
+  // Both runs of a comparison get their own.
+  const TemporaryFolder folder;
+  const CommandResult pair = run_sluice(words(llama + "--svg " + folder.path("a.svg") + " --compare-with zb-v"));
+  EXPECT_EQ(json::parse(pair.out).at("makespan_s"), points.at(0).at("makespan_s"));
+  EXPECT_NE(pair.err.find("--compare-with: first run: stage_layers even -> ["), std::string::npos) << pair.err;
+  EXPECT_NE(pair.err.find("--compare-with zb-v: stage_layers even -> ["), std::string::npos) << pair.err;
+}
+
+TEST(Sweep, EndsEarlyWithTheCombinationsThatAreDone) {
+  for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
+    // The second combination searches for a minute; the first may not be done when the signal comes.
+    const CommandResult result =
+        run_program_and_signal(SLUICE_COMMAND,
+                               words("simulate --pp 8 --microbatches 64 --uniform f=10,b=12,w=8,comm=1 --sweep "
+                                     "schedule=1f1b,auto --memory-cap 5mb "
+                                     "--time-budget 60 --evaluations 1000000000 --json"),
+                               signal);
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    if (!result.out.empty()) EXPECT_EQ(json::parse(result.out).at("points").at(1).at("error"), "interrupted");
+  }
+  const std::atomic<bool> stop = true;
+  const json base = {{"batch", {{"microbatches", 4}}}};
+  const tools::Sweep sweep = tools::run_sweep(base, "", {tools::parse_sweep_axis("pp=2,4")}, &stop);
+  for (const tools::SweepPoint& point : sweep.points) EXPECT_EQ(point.error, "interrupted");
 }
 
 TEST(Sweep, ReportsInvalidCombinations) {

@@ -354,7 +354,7 @@ void ScenarioFlags::check_file(const std::string& file, const nlohmann::json& do
   static_cast<void>(read(own, file));
 }
 
-std::string ScenarioFlags::unused(const std::string& file, std::string_view command, Commands reader) {
+std::vector<std::string> ScenarioFlags::unused_keys(const std::string& file, Commands reader) {
   const Json document = file_document(file);
   const auto reads = [&](const Setting& row) { return ((row.reads | row.refuses) & reader) != 0; };
   std::vector<std::string> found;
@@ -375,6 +375,11 @@ std::string ScenarioFlags::unused(const std::string& file, std::string_view comm
     const Json& value = document.at(place);
     if (!value.is_null() && (fallback.is_discarded() || value != fallback)) found.emplace_back(row.pointer);
   }
+  return found;
+}
+
+std::string ScenarioFlags::unused(const std::string& file, std::string_view command, Commands reader) {
+  const std::vector<std::string> found = unused_keys(file, reader);
   return found.empty() ? "" : fmt::format("{}: {} ignores {}", file, command, fmt::join(found, ", "));
 }
 

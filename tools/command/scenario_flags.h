@@ -68,9 +68,10 @@ class ScenarioFlags {
   static void check_file(const std::string& file, const nlohmann::json& document);
   // Throws InputError for a flag that was given and that `reader` does not read: "... has no effect without `without`".
   void check_read(Commands reader, std::string_view command, std::string_view without) const;
-  // Returns "FILE: COMMAND ignores KEY, KEY" for the keys of the file that `reader` does not read and that do not have
-  // their default; "" if there are none. A section of which it reads nothing is one key, and so
-  // is a model.
+  // Returns the keys of the file that `reader` does not read and that do not have their default. A section of which it
+  // reads nothing is one key, and so is a model.
+  static std::vector<std::string> unused_keys(const std::string& file, Commands reader);
+  // Returns "FILE: COMMAND ignores KEY, KEY" for them; "" if there are none.
   static std::string unused(const std::string& file, std::string_view command, Commands reader);
 
   // Returns a document with the defaults of the settings of parallelism and batch that it does not set.

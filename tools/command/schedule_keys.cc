@@ -15,7 +15,8 @@ using Json = nlohmann::json;
 
 namespace {
 
-constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"};
+constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s",
+                                          "/schedule/evaluations"};
 
 // What is chosen for a schedule, besides its number of slices.
 constexpr const char* kChosenKeys[] = {"/parallelism/vpp",

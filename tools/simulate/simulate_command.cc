@@ -24,6 +24,7 @@
 #include "tools/command/terminal.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/live_page.h"
+#include "tools/simulate/own_best.h"
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
@@ -63,16 +64,30 @@ struct SimulateOptions {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-// Returns the scenario of the run. With --compare-with auto, the flags of the search apply to the second run.
-nlohmann::json run_document(const SimulateOptions& options) {
+// Returns the scenario of the run. With --compare-with auto, the flags of the search apply to the second run; with a
+// family, what the first run leaves open is chosen for its schedule too. Sets `interrupted` if a signal ended that.
+nlohmann::json run_document(const SimulateOptions& options, bool& interrupted) {
   nlohmann::json document = options.flags->document(options.file);
   if (options.compare_with == kAutomatic) ScenarioFlags::drop_automatic_keys(document);
+  if (options.compare_with.empty() || options.compare_with == kAutomatic || compares_with_file(options.compare_with)) {
+    return document;
+  }
+  const Interrupt interrupt;
+  ScenarioFlags::Adapted own;
+  const nlohmann::json given = document;
+  const auto read = [&](const nlohmann::json& each) { return ScenarioFlags::read(each, options.file); };
+  choose_own_best(document, given, {}, read, own, interrupt.flag());
+  if (!own.changes.empty()) {
+    print_message(fmt::format("--compare-with: first run: {}", fmt::join(own.changes, ", ")));
+  }
+  interrupted = interrupt.came();
   return document;
 }
 
-void write_trace(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
+void write_trace(const SimulateOptions& options, const nlohmann::json& document, const Setup& setup,
+                 const Prediction& prediction) {
   const TraceOptions trace{.ranks = options.trace_ranks,
-                           .scenario = run_document(options).dump(),
+                           .scenario = document.dump(),
                            .parts = part_rows(setup.graph(), setup.cost(), prediction.timeline),
                            .idle = options.trace_idle};
   const std::string warning =
@@ -84,7 +99,9 @@ void write_trace(const SimulateOptions& options, const Setup& setup, const Predi
 // Returns the run of --compare-with, if there is one.
 std::optional<SimulatedRun> compared_run(const SimulateOptions& options) {
   if (options.compare_with.empty()) return std::nullopt;
-  SimulatedRun second = second_run(options.compare_with, options.flags->document(options.file), options.file);
+  const Interrupt interrupt;
+  SimulatedRun second =
+      second_run(options.compare_with, options.flags->document(options.file), options.file, interrupt.flag());
   print_message(calibration_warning(second.setup->scenario()));
   if (const auto& changes = second.adapted.changes; !changes.empty()) {
     print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(changes, ", ")));
@@ -96,8 +113,8 @@ std::optional<SimulatedRun> compared_run(const SimulateOptions& options) {
 }
 
 // Writes the figure and the report of one run or two.
-void write_pictures(const SimulateOptions& options, const Setup& setup, const Prediction& prediction,
-                    const std::optional<SimulatedRun>& second) {
+void write_pictures(const SimulateOptions& options, const nlohmann::json& document, const Setup& setup,
+                    const Prediction& prediction, const std::optional<SimulatedRun>& second) {
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
     if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
@@ -111,15 +128,17 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
     const std::string text = own ? ScenarioFlags::file_text(options.file) : "";
     std::optional<LivePage> live;
     if (options.live) {
-      live = live_page(setup, prediction, run_document(options), ScenarioFlags::folder_of(options.file));
+      live = live_page(setup, prediction, document, ScenarioFlags::folder_of(options.file));
     }
-    write_simulation_report(options.report, setup, prediction, scenario_text(run_document(options), text),
+    write_simulation_report(options.report, setup, prediction, scenario_text(document, text),
                             second ? &*second : nullptr, std::move(live), shell_line(options.arguments));
   }
 }
 
 int simulate_one(const SimulateOptions& options) {
-  const PlannedSetup planned = planned_until_interrupted(ScenarioFlags::read(run_document(options), options.file));
+  bool interrupted = false;
+  const nlohmann::json document = run_document(options, interrupted);
+  const PlannedSetup planned = planned_until_interrupted(ScenarioFlags::read(document, options.file));
   ScenarioFlags::print_notes(options.file);
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
@@ -140,19 +159,20 @@ int simulate_one(const SimulateOptions& options) {
     memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);
   }
   const std::optional<SimulatedRun> second = compared_run(options);  // all files are read before one is written
-  if (!options.trace.empty()) write_trace(options, setup, prediction);
+  interrupted = interrupted || (second && second->interrupted);
+  if (!options.trace.empty()) write_trace(options, document, setup, prediction);
   if (!options.chakra.empty()) {
     const Training& training = setup.scenario().training;
     write_chakra_traces(options.chakra, setup.graph(), prediction.timeline,
                         {.replicas = training.dp,
                          .shards_optimizer = training.distributed_optimizer || training.zero_stage() > 0,
-                         .scenario = run_document(options).dump()});
+                         .scenario = document.dump()});
   }
   if (!options.ops.empty()) {
     write_file_whole(options.ops,
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
-  if (pictures) write_pictures(options, setup, prediction, second);
+  if (pictures) write_pictures(options, document, setup, prediction, second);
   print_message(calibration_warning(setup.scenario()));
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;
@@ -162,11 +182,11 @@ int simulate_one(const SimulateOptions& options) {
     print_message(
         fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
-  const nlohmann::ordered_json document = simulation_json(setup, prediction, explained, memory, remedies, automatic);
+  const nlohmann::ordered_json results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
   if (options.json) {
-    fmt::print("{}", json_text(document, ScenarioFlags::effective(run_document(options))));
+    fmt::print("{}", json_text(results, ScenarioFlags::effective(document)));
   } else {
-    fmt::print("{}", simulation_text(setup, prediction, document, automatic));
+    fmt::print("{}", simulation_text(setup, prediction, results, automatic));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) {
@@ -176,14 +196,18 @@ int simulate_one(const SimulateOptions& options) {
       fmt::print("\n{}", text_gantt(setup.graph(), prediction.timeline, prediction.metrics, gantt));
     }
   }
+  if (interrupted) return Interrupt::exit_code();
   return interrupted_or(fits ? kDone : kNotFeasible, planned);
 }
 
-// Returns exit code 3 if no combination fits. Throws the first error if no combination can be simulated.
+// Returns exit code 3 if no combination fits, and that of a signal that came before all were predicted. Throws the
+// first error if no combination can be simulated.
 int simulate_sweep(const SimulateOptions& options) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
-  const Sweep sweep = run_sweep(options.flags->document(options.file), options.file, std::move(axes));
+  const Interrupt interrupt;
+  const Sweep sweep = run_sweep(options.flags->document(options.file), options.file, std::move(axes), interrupt.flag());
+  const bool interrupted = interrupt.came();
   ScenarioFlags::print_notes(options.file);
   bool any = false;
   bool any_fits = false;
@@ -191,6 +215,7 @@ int simulate_sweep(const SimulateOptions& options) {
     any |= point.has_result();
     any_fits |= point.has_result() && point.fits();
   }
+  if (!any && interrupted) return Interrupt::exit_code();
   if (!any)
     throw InputError("--sweep: no combination can be simulated; the first error: " + sweep.points.front().error);
   const auto warned = std::find_if(sweep.points.begin(), sweep.points.end(),
@@ -203,6 +228,7 @@ int simulate_sweep(const SimulateOptions& options) {
     write_file_whole(options.svg, options.svg_width ? svg_curve(chart, *options.svg_width) : svg_curve(chart));
   }
   fmt::print("{}", options.json ? json_text(sweep_json(sweep)) : sweep_table(sweep));
+  if (interrupted) return Interrupt::exit_code();
   return any_fits ? kDone : kNotFeasible;
 }
 
@@ -283,7 +309,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
   command->footer(
       "Exit codes: 0 success, 2 wrong input, 3 does not fit in memory (with --schedule auto: no schedule fits), "
       "4 invalid schedule, 130 interrupted, 143 ended by SIGTERM. With --schedule auto, the last two print the best so "
-      "far.");
+      "far, with --sweep the combinations that are predicted.");
   const auto options = std::make_shared<SimulateOptions>();
   options->arguments = std::move(arguments);
   command->add_option("scenario", options->file, "Scenario file (docs/formats.md); flags override its keys");
@@ -318,7 +344,8 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
   command
       ->add_option("--sweep", options->sweep,
                    "KEY=a,b,c: predict each value of a flag (pp, schedule, ...) or scenario key (parallelism/pp); "
-                   "repeat for all combinations")
+                   "repeat for all combinations. Over schedules, what is not specified is chosen for each, as with "
+                   "--compare-with")
       ->expected(1)
       ->take_all();
   add_output(*command, "--csv", options->csv, "Write the table of the sweep to this CSV file");
@@ -333,7 +360,8 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
   command
       ->add_option("--compare-with", options->compare_with,
                    "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
-                   "scenario")
+                   "scenario. For a family, chunks, slices and layers per stage that are not specified are chosen for "
+                   "each of the two schedules, with the analytic cost model")
       ->type_name(kNameOrFile);
   for (const char* rare :
        {"--width", "--color", "--ops", "--trace-ranks", "--trace-idle", "--chakra", "--explain-memory", "--svg-width",

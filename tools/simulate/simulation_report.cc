@@ -15,6 +15,7 @@
 #include "sim/planner/auto_setup.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/version.h"
+#include "tools/simulate/own_best.h"
 
 namespace sluice::tools {
 namespace {
@@ -30,14 +31,18 @@ std::string shell_word(const std::string& word) {
 
 }  // namespace
 
-SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file) {
-  namespace fs = std::filesystem;
-  SimulatedRun run;
+bool compares_with_file(const std::string& word) {
   std::error_code error;
-  if (names_file(word) || fs::is_regular_file(word, error)) {
+  return names_file(word) || std::filesystem::is_regular_file(word, error);
+}
+
+SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file,
+                        const std::atomic<bool>* stop) {
+  SimulatedRun run;
+  if (compares_with_file(word)) {
     run.scenario = read_file(word);
     const Json other = parse_json(run.scenario, word);
-    run.setup = planned_setup(scenario_from_json(other, word, ScenarioFlags::folder_of(word))).setup;
+    run.setup = planned_setup(scenario_from_json(other, word, ScenarioFlags::folder_of(word)), {}, stop).setup;
   } else {
     const std::string source = "--compare-with " + word;
     if (word != kAutomatic) static_cast<void>(find_family(word, source));
@@ -45,16 +50,22 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
     Json& schedule = other["schedule"];
     if (!schedule.is_object()) schedule = Json::object();
     schedule["name"] = word;
+    const Json given = other;
     run.adapted = ScenarioFlags::adapt_to_family(other, ScenarioFlags::schedule_of(document));
+    const auto read = [&](const Json& each) {
+      return scenario_from_json(each, source, ScenarioFlags::folder_of(file));
+    };
+    choose_own_best(other, given, {}, read, run.adapted, stop);
     run.scenario = other.dump(2) + "\n";
     try {
-      run.setup = planned_setup(scenario_from_json(other, source, ScenarioFlags::folder_of(file))).setup;
+      run.setup = planned_setup(read(other), {}, stop).setup;
     } catch (const InputError& wrong) {
       const std::string what = wrong.what();
       throw InputError(what.starts_with(source) ? what : source + ": " + what);
     }
   }
   run.prediction = predict(*run.setup, {.keep_memory = true});
+  run.interrupted = stop != nullptr && *stop;
   return run;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -19,12 +20,18 @@ struct SimulatedRun {
   Prediction prediction;
   std::string scenario;            // JSON
   ScenarioFlags::Adapted adapted;  // to the schedule family
+  bool interrupted = false;        // while something was searched for it
 };
 
 // Simulates the second run of `--compare-with WORD`. A word with a `/`, ending in .json or .csv, or naming an existing
 // file is a scenario file, to which flags do not apply. Any other word is a family: the run is `document`, the first
-// run's scenario document for `file`, with that schedule, adapted to it. Throws InputError, ScheduleError.
-SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file);
+// run's scenario document for `file`, with that schedule, adapted to it, and with what it leaves open chosen for that
+// schedule (choose_own_best). Once `*stop` is set, searches end with the best so far. Throws InputError, ScheduleError.
+SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file,
+                        const std::atomic<bool>* stop = nullptr);
+
+// Returns whether a word of `--compare-with` is a scenario file.
+bool compares_with_file(const std::string& word);
 
 // Returns `text`, the contents of the scenario file, if no flag changed it, otherwise `document`, which includes the
 // flags. An empty text: no file.

@@ -16,11 +16,13 @@
 #include "tools/command/document.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/simulate/own_best.h"
 
 namespace sluice::tools {
 namespace {
 
 constexpr std::int64_t kMostPoints = 100'000;
+constexpr const char* kInterruptedPoint = "interrupted";
 
 // Returns the results of a run, null if it has no prediction of them.
 OrderedJson results_of(const Setup& setup, const Prediction& prediction) {
@@ -111,6 +113,35 @@ nlohmann::json document_with(const nlohmann::json& base, const std::vector<Sweep
   return document;
 }
 
+// Predicts the combination of `point`'s values. Once `*stop` is set, it may get no result.
+void predict_point(const nlohmann::json& base, const std::string& file, const std::vector<SweepAxis>& axes,
+                   const std::vector<std::string>& fixed, SweepPoint& point, const std::atomic<bool>* stop) {
+  nlohmann::json document = base;
+  try {
+    document = document_with(base, axes, fixed, point.values, file);
+    ScenarioFlags::Adapted adapted;
+    if (std::any_of(fixed.begin(), fixed.end(), names_schedule)) {
+      const nlohmann::json given = document;
+      adapted = ScenarioFlags::adapt_to_family(document, ScenarioFlags::schedule_of(base), fixed);
+      const auto read = [&](const nlohmann::json& each) { return ScenarioFlags::read(each, file); };
+      choose_own_best(document, given, fixed, read, adapted, stop);
+    }
+    const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file), {}, stop);
+    if (stop != nullptr && *stop) return;
+    point.result = results_of(*planned.setup, predict(*planned.setup));
+    point.warning = calibration_warning(planned.setup->scenario());
+    if (point.warning.empty()) point.warning = assumed_times_line(planned.setup->scenario());
+    if (point.warning.empty() && !point.result["mfu"].is_null()) {
+      point.warning = mfu_remark(planned.setup->scenario(), point.result["mfu"].get<double>());
+    }
+    point.adapted = std::move(adapted);
+  } catch (const InputError& error) {
+    point.error = ScenarioFlags::naming_flags(error.what(), document, file);
+  } catch (const ScheduleError& error) {
+    point.error = error.what();
+  }
+}
+
 }  // namespace
 
 SweepAxis parse_sweep_axis(const std::string& text) {
@@ -154,12 +185,11 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
     if (count > kMostPoints) throw InputError(fmt::format("--sweep: more than {} combinations", kMostPoints));
   }
   check_exclusions(sweep.axes, fixed);
-  const bool schedules = std::any_of(fixed.begin(), fixed.end(), names_schedule);
+  const auto stopped = [stop] { return stop != nullptr && *stop; };
   sweep.points.resize(count);
   Progress progress("predicted", count);
   std::atomic<std::int64_t> done = 0;
   parallel_for(count, [&](std::int64_t index) {
-    if (stop != nullptr && *stop) return;
     SweepPoint& point = sweep.points[index];
     point.values.resize(sweep.axes.size());
     std::int64_t rest = index;
@@ -168,25 +198,9 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       point.values[a] = values[rest % std::ssize(values)];
       rest /= std::ssize(values);
     }
-    nlohmann::json document = base;
-    try {
-      document = document_with(base, sweep.axes, fixed, point.values, file);
-      ScenarioFlags::Adapted adapted;
-      if (schedules) adapted = ScenarioFlags::adapt_to_family(document, ScenarioFlags::schedule_of(base), fixed);
-      const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
-      point.result = results_of(*planned.setup, predict(*planned.setup));
-      point.warning = calibration_warning(planned.setup->scenario());
-      if (point.warning.empty()) point.warning = assumed_times_line(planned.setup->scenario());
-      if (point.warning.empty() && !point.result["mfu"].is_null()) {
-        point.warning = mfu_remark(planned.setup->scenario(), point.result["mfu"].get<double>());
-      }
-      point.adapted = std::move(adapted);
-    } catch (const InputError& error) {
-      point.error = ScenarioFlags::naming_flags(error.what(), document, file);
-    } catch (const ScheduleError& error) {
-      point.error = error.what();
-    }
-    progress.done(++done);
+    if (!stopped()) predict_point(base, file, sweep.axes, fixed, point, stop);
+    if (!stopped()) return progress.done(++done);
+    if (!point.has_result()) point.error = kInterruptedPoint;
   });
   return sweep;
 }

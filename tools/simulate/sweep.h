@@ -38,9 +38,9 @@ struct Sweep {
 };
 
 // Predicts every combination of the axes' values, which override the keys of `base`, in parallel. In a sweep over
-// schedules, other keys are adapted to the family. An invalid combination gets an error. Throws InputError for an
-// unknown key, keys that exclude each other, or more than 100,000 combinations. Once `*stop` is set, the remaining
-// combinations get neither a result nor an error.
+// schedules, other keys are adapted to the family, and what is left open is chosen for it (choose_own_best). An invalid
+// combination gets an error. Throws InputError for an unknown key, keys that exclude each other, or more than 100,000
+// combinations. Once `*stop` is set, the remaining combinations get the error "interrupted".
 Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes,
                 const std::atomic<bool>* stop = nullptr);
 

@@ -1,0 +1,164 @@
+#include "tools/simulate/own_best.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "sim/planner/partition.h"
+#include "sim/planner/plan_space.h"
+
+namespace sluice::tools {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMostChunks = 8;
+constexpr PartitionLimits kEffort = {.vertices = 1'000'000, .simulations = 16, .nodes = 20'000};
+// Of a schedule without a flush, which is simulated in full for every partition.
+constexpr PartitionLimits kEffortWithoutFlush = {.vertices = 16, .simulations = 16, .nodes = 20'000};
+
+constexpr const char* kLayerKeys[] = {"/parallelism/layers_per_virtual_stage", "/parallelism/stage_layers",
+                                      "/parallelism/pipeline_layout", "/parallelism/first_stage_layers",
+                                      "/parallelism/last_stage_layers"};
+
+// One configuration of the schedule and its result.
+struct Choice {
+  Json document;
+  Scenario scenario;
+  PlanResult result{.status = PlanStatus::refused};
+};
+
+auto order_of(const PlanResult& result) {
+  return std::tuple(result.status != PlanStatus::simulated, !result.fits,
+                    result.fits ? result.iteration.count() : result.needed_bytes);
+}
+
+class OwnBest {
+ public:
+  OwnBest(const Json& given, const Json& adapted, const std::vector<std::string>& fixed,
+          const std::function<Scenario(const Json&)>& read, const std::atomic<bool>* stop)
+      : given_(given), adapted_(adapted), fixed_(fixed), read_(read), stop_(stop) {}
+
+  // Returns the best configuration, or none without the analytic cost model.
+  std::optional<Choice> run() const {
+    const Scenario scenario = read_(adapted_);
+    if (scenario.schedule == kAutomatic || names_file(scenario.schedule)) return std::nullopt;
+    if (!scenario.model || !scenario.cluster || scenario.cost != CostKind::analytic) return std::nullopt;
+    if (scenario.training.pp < 2) return std::nullopt;
+    const Family& family = find_family(scenario.schedule);
+    Choice best{.document = adapted_, .scenario = scenario};
+    const std::vector<int> chunks = chunks_for(family, scenario);
+    const std::vector<int> slices = slices_for(family);
+    for (const int v : chunks) {
+      for (const int k : slices) consider(with(adapted_, v, k), best);
+    }
+    if (best.result.status != PlanStatus::simulated) return std::nullopt;
+    if (!is_given(kLayerKeys)) divide_layers(family, best);
+    return best;
+  }
+
+ private:
+  bool is_given(const char* key) const {
+    const Json::json_pointer place(key);
+    return (given_.contains(place) && !given_.at(place).is_null() && adapted_.contains(place)) ||
+           std::any_of(fixed_.begin(), fixed_.end(), [&](const std::string& each) { return is_within(key, each); });
+  }
+  bool is_given(std::span<const char* const> keys) const {
+    return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return is_given(key); });
+  }
+
+  // Numbers to try; 0: as in the document.
+  std::vector<int> chunks_for(const Family& family, const Scenario& scenario) const {
+    if (family.fixed_chunks != 0 || is_given("/parallelism/vpp") || is_given(kLayerKeys)) return {0};
+    std::vector<int> out;
+    const int most = std::min(kMostChunks, scenario.model->layers / scenario.training.pp);
+    for (int v = family.with_one_chunk.empty() ? 1 : 2; v <= most; ++v) out.push_back(v);
+    if (out.empty()) out.push_back(0);
+    return out;
+  }
+  std::vector<int> slices_for(const Family& family) const {
+    if (!family.sliced || is_given("/schedule/slices") || is_given("/schedule/slice_lengths")) return {0};
+    return {2, 4, 8};
+  }
+
+  static Json with(Json document, int chunks, int slices) {
+    if (chunks > 0) document["parallelism"]["vpp"] = chunks;
+    if (slices > 0) document["schedule"]["slices"] = slices;
+    return document;
+  }
+
+  void consider(Json document, Choice& best) const try {
+    if (stop_ != nullptr && *stop_) return;
+    Choice choice{.document = std::move(document), .scenario = {}};
+    choice.scenario = read_(choice.document);
+    choice.result = StructureRuns(choice.scenario).run(choice.scenario);
+    if (order_of(choice.result) < order_of(best.result)) best = std::move(choice);
+  } catch (const InputError&) {
+    return;  // such as more slices than tokens
+  }
+
+  void divide_layers(const Family& family, Choice& best) const {
+    const PartitionLimits& limits = family.asynchronous ? kEffortWithoutFlush : kEffort;
+    Partition found = regular_partition(best.scenario, limits, stop_);
+    if (order_of(found.result) >= order_of(best.result)) return;
+    Json& parallelism = best.document["parallelism"];
+    if (found.mtp_stage == kLastStage) {
+      parallelism["stage_layers"] = found.layers;
+    } else {
+      const PlanPoint point{.pp = best.scenario.training.pp,
+                            .chunks = static_cast<int>(std::ssize(found.layers)) / best.scenario.training.pp,
+                            .stage_layers = found.layers,
+                            .mtp_stage = found.mtp_stage};
+      parallelism["pipeline_layout"] = uneven_layout(best.scenario, point);
+    }
+    best.result = std::move(found.result);
+  }
+
+  const Json& given_;
+  const Json& adapted_;
+  const std::vector<std::string>& fixed_;
+  const std::function<Scenario(const Json&)>& read_;
+  const std::atomic<bool>* stop_;
+};
+
+std::string value_at(const Json& document, const char* key, const std::string& otherwise) {
+  const Json::json_pointer place(key);
+  return document.contains(place) ? document.at(place).dump() : otherwise;
+}
+
+}  // namespace
+
+void choose_own_best(Json& document, const Json& given, const std::vector<std::string>& fixed,
+                     const std::function<Scenario(const Json&)>& read, ScenarioFlags::Adapted& adapted,
+                     const std::atomic<bool>* stop) try {
+  std::optional<Choice> best = OwnBest(given, document, fixed, read, stop).run();
+  if (!best) return;
+  const std::string chunks = std::to_string(find_family(best->scenario.schedule).default_chunks);
+  for (const auto& [key, otherwise] : {std::pair<const char*, std::string>("/parallelism/vpp", chunks),
+                                       {"/schedule/slices", "1"},
+                                       {"/parallelism/stage_layers", "even"},
+                                       {"/parallelism/pipeline_layout", "even"}}) {
+    const std::string before = value_at(given, key, otherwise);
+    const std::string now = value_at(best->document, key, otherwise);
+    const std::string what = fmt::format("{} {} -> ", Json::json_pointer(key).back(), before);
+    if (value_at(document, key, otherwise) == now) continue;
+    std::erase_if(adapted.changes, [&](const std::string& change) { return change.starts_with(what); });
+    if (before != now) adapted.changes.push_back(what + now);
+  }
+  document = std::move(best->document);
+} catch (const InputError&) {
+  return;  // simulating the document reports it
+} catch (const ScheduleError&) {
+  return;
+}
+
+}  // namespace sluice::tools
