@@ -92,11 +92,12 @@ StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& c
 // Returns a sketch from schedules with few microbatches; null if the lists of all do not follow from theirs.
 std::unique_ptr<StructureRuns::Sketch> StructureRuns::lengthened_sketch() const {
   constexpr int kWithoutFill = 4;  // times the ranks: microbatches with which all repetitions are in the lists
+  constexpr int kWorthwhile = 12;  // below this number of steps the three lists are longer than the whole one
   if (family_.asynchronous || model::num_ops(family_, params_) > static_cast<double>(kMaxOps)) return nullptr;
   const FewerMicrobatches fewer =
       fewer_microbatches(family_, params_, std::int64_t{kWithoutFill} * params_.ranks + kWithoutFill);
   const std::int64_t steps = (params_.microbatches - fewer.params.microbatches) / fewer.step;
-  if (steps < 3) return nullptr;
+  if (steps < kWorthwhile) return nullptr;
   const auto with_steps = [&](int more) {
     FamilyParams params = fewer.params;
     params.microbatches += static_cast<int>(more * fewer.step);
