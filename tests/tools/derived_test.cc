@@ -152,7 +152,9 @@ TEST(PlanCommand, GpusFollowFromWhatIsGiven) {
     const std::string plan = "plan --schedule 1f1b --mbs 1 --recompute full --even-stages " + given;
     const CommandResult text = run_sluice(quoted_words(plan));
     EXPECT_THAT(text.out, testing::StartsWith(first + " · evaluated "));
-    if (given.find("--megatron-args") == std::string::npos) EXPECT_EQ(text.err, note_of_keys);
+    if (given.find("--megatron-args") == std::string::npos) {
+      EXPECT_EQ(text.err, note_of_keys);
+    }
     const json document = json::parse(run_sluice(quoted_words(plan + " --json")).out);
     EXPECT_EQ(document.at("gpus").at("used").get<int>(), std::stoi(first));
     for (const char* list : {"ranking", "others"}) {

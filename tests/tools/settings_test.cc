@@ -256,6 +256,12 @@ std::vector<const Setting*> rows_read_by(Commands command) {
   return out;
 }
 
+std::vector<const Setting*> all_rows() {
+  std::vector<const Setting*> out;
+  for (const Setting& row : settings()) out.push_back(&row);
+  return out;
+}
+
 // Calls `work` for rows, on two threads.
 void for_each_setting(const std::vector<const Setting*>& rows, const auto& work) {
   std::atomic<std::size_t> next = 0;
@@ -419,7 +425,7 @@ TEST(Settings, FlagsMeanTheSameAsKeys) {
   const TemporaryFolder folder;
   const Reader file = readers().front();
   const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario"}};
-  for_each_setting([&](const Setting& row, std::size_t i) {
+  for_each_setting(all_rows(), [&](const Setting& row, std::size_t i) {
     if ((row.offers & kSimulate) == 0 || row.example.empty() || row.pointer.starts_with("/cost")) return;
     if (row.kind == SettingKind::other) return;
     json document = file.base;
@@ -457,7 +463,7 @@ TEST(Settings, KeysStandInTheTable) {
       return text.find(quoted) != std::string::npos || text.find(path) != std::string::npos;
     }));
   }
-  EXPECT_LE(mentions, 121);
+  EXPECT_LE(mentions, 124);
 }
 
 }  // namespace

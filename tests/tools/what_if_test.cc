@@ -411,7 +411,9 @@ TEST(Sweep, EndsEarlyWithTheCombinationsThatAreDone) {
                                      "--time-budget 60 --evaluations 1000000000 --json"),
                                signal);
     EXPECT_EQ(result.exit_code, code) << result.err;
-    if (!result.out.empty()) EXPECT_EQ(json::parse(result.out).at("points").at(1).at("error"), "interrupted");
+    if (!result.out.empty()) {
+      EXPECT_EQ(json::parse(result.out).at("points").at(1).at("error"), "interrupted");
+    }
   }
   const std::atomic<bool> stop = true;
   const json base = {{"batch", {{"microbatches", 4}}}};

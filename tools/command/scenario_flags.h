@@ -86,6 +86,8 @@ class ScenarioFlags {
   static bool exclude_each_other(const std::string& pointer, const std::string& other);
   // Removes the keys of the automatic schedule from a document with another schedule.
   static void drop_automatic_keys(nlohmann::json& document);
+  // The keys that set the layers per stage, as JSON pointers.
+  static std::span<const char* const> layer_keys();
   struct Adapted {
     std::vector<std::string> changes;    // "vpp 3 -> 1"
     std::vector<std::string> inherited;  // chosen for the schedule `own` and kept for another family: "vpp 3"

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s",
                                           "/schedule/evaluations"};
 
-// What is chosen for a schedule, besides its number of slices.
+// What is chosen for a schedule, besides its number of slices; from the second to the sixth, its layers per stage.
 constexpr const char* kChosenKeys[] = {"/parallelism/vpp",
                                        "/parallelism/layers_per_virtual_stage",
                                        "/parallelism/stage_layers",
@@ -29,6 +29,8 @@ constexpr const char* kChosenKeys[] = {"/parallelism/vpp",
                                        "/schedule/slice_lengths"};
 
 }  // namespace
+
+std::span<const char* const> ScenarioFlags::layer_keys() { return std::span(kChosenKeys).subspan(1, 5); }
 
 void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
   const Json::json_pointer name("/schedule/name");

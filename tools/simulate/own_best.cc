@@ -26,10 +26,6 @@ constexpr PartitionLimits kEffort = {.vertices = 1'000'000, .simulations = 16, .
 // Of a schedule without a flush, which is simulated in full for every partition.
 constexpr PartitionLimits kEffortWithoutFlush = {.vertices = 16, .simulations = 16, .nodes = 20'000};
 
-constexpr const char* kLayerKeys[] = {"/parallelism/layers_per_virtual_stage", "/parallelism/stage_layers",
-                                      "/parallelism/pipeline_layout", "/parallelism/first_stage_layers",
-                                      "/parallelism/last_stage_layers"};
-
 // One configuration of the schedule and its result.
 struct Choice {
   Json document;
@@ -62,7 +58,7 @@ class OwnBest {
       for (const int k : slices) consider(with(adapted_, v, k), best);
     }
     if (best.result.status != PlanStatus::simulated) return std::nullopt;
-    if (!is_given(kLayerKeys)) divide_layers(family, best);
+    if (!is_given(ScenarioFlags::layer_keys())) divide_layers(family, best);
     return best;
   }
 
@@ -78,7 +74,7 @@ class OwnBest {
 
   // Numbers to try; 0: as in the document.
   std::vector<int> chunks_for(const Family& family, const Scenario& scenario) const {
-    if (family.fixed_chunks != 0 || is_given("/parallelism/vpp") || is_given(kLayerKeys)) return {0};
+    if (family.fixed_chunks != 0 || is_given("/parallelism/vpp") || is_given(ScenarioFlags::layer_keys())) return {0};
     std::vector<int> out;
     const int most = std::min(kMostChunks, scenario.model->layers / scenario.training.pp);
     for (int v = family.with_one_chunk.empty() ? 1 : 2; v <= most; ++v) out.push_back(v);

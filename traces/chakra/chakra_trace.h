@@ -27,10 +27,10 @@ bool has_chakra_traces();
 // Ops, joint blocks, recomputation and optimizer steps are COMP_NODEs; a transfer is a COMM_SEND_NODE at the sender and
 // a COMM_RECV_NODE at the receiver (with the id of the transfer plus the size of the graph), matched by comm_src,
 // comm_dst and comm_tag; collectives are COMM_COLL_NODEs of the group pg_name. What an op waits for on its own rank,
-// also for the order of its lane, are data_deps; a receive has none. Times are those of `timeline`: start_time_micros and duration_micros,
-// and exactly in the attributes start_ns and duration_ns. A transfer of unknown size has comm_size 1. The files
-// are replaced when all are complete. Returns the number of files. Throws InputError naming the file; if more than
-// kMostChakraFiles would be written, or without protobuf.
+// also for the order of its lane, are data_deps; a receive has none. Times are those of `timeline`: start_time_micros
+// and duration_micros, and exactly in the attributes start_ns and duration_ns. A transfer of unknown size has
+// comm_size 1. The files are replaced when all are complete. Returns the number of files. Throws InputError naming the
+// file; if more than kMostChakraFiles would be written, or without protobuf.
 std::int64_t write_chakra_traces(const std::string& prefix, const OpGraph& graph, const Timeline& timeline,
                                  const ChakraOptions& options);
 
