@@ -99,7 +99,7 @@ std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams&
     const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
     if (blocks.empty()) continue;
     // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
-    const int cycle = params.ranks / std::gcd(params.ranks, unit * params.slices());
+    const int cycle = std::max(1, params.ranks / std::gcd(params.ranks, unit * params.slices()));
     int removed = (params.microbatches - microbatches) / unit;
     removed -= removed >= cycle ? removed % cycle : 0;
     const int kept = params.microbatches - removed * unit;
