@@ -20,7 +20,7 @@ PartMemory part_memory_from_json(JsonReader reader) {
     if (memory_part_names()[i] == name) part.part = static_cast<PartKind>(i);
   }
   part.sliced = reader.boolean_or("sliced", false);
-  part.recompute = reader.boolean_or("recompute", false);
+  part.recompute = reader.boolean_or("recomputed", false);
   for (const JsonReader& tokens : reader.at("tokens").elements()) {
     part.tokens.push_back(tokens.integer(1, kMostMemoryTokens));
     if (part.tokens.size() > 1 && part.tokens.back() <= part.tokens[part.tokens.size() - 2]) {
@@ -63,7 +63,7 @@ nlohmann::ordered_json run_memory_json(const RunMemory& memory) {
   for (const PartMemory& part : memory.parts) {
     nlohmann::ordered_json row = {{"part", to_string(part.part)},
                                   {"sliced", part.sliced},
-                                  {"recompute", part.recompute},
+                                  {"recomputed", part.recompute},
                                   {"tokens", part.tokens}};
     for (std::size_t field = 0; field < PartMemory::kFields.size(); ++field) {
       if (!part.bytes[field].empty()) row[PartMemory::kFields[field]] = part.bytes[field];

@@ -86,8 +86,16 @@ class ScenarioFlags {
   static bool exclude_each_other(const std::string& pointer, const std::string& other);
   // Removes the keys of the automatic schedule from a document with another schedule.
   static void drop_automatic_keys(nlohmann::json& document);
-  // The keys that set the layers per stage, as JSON pointers.
-  static std::span<const char* const> layer_keys();
+  // What is chosen for a schedule, as JSON pointers.
+  struct ChoiceKeys {
+    const char* chunks;
+    const char* slices;
+    const char* slice_lengths;
+    const char* stage_layers;
+    const char* layout;
+    std::span<const char* const> layers;  // all keys that set the layers per stage
+  };
+  static const ChoiceKeys& choice_keys();
   struct Adapted {
     std::vector<std::string> changes;    // "vpp 3 -> 1"
     std::vector<std::string> inherited;  // chosen for the schedule `own` and kept for another family: "vpp 3"

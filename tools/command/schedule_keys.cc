@@ -30,7 +30,15 @@ constexpr const char* kChosenKeys[] = {"/parallelism/vpp",
 
 }  // namespace
 
-std::span<const char* const> ScenarioFlags::layer_keys() { return std::span(kChosenKeys).subspan(1, 5); }
+const ScenarioFlags::ChoiceKeys& ScenarioFlags::choice_keys() {
+  static const ChoiceKeys keys{.chunks = kChosenKeys[0],
+                               .slices = "/schedule/slices",
+                               .slice_lengths = kChosenKeys[7],
+                               .stage_layers = kChosenKeys[2],
+                               .layout = kChosenKeys[3],
+                               .layers = std::span(kChosenKeys).subspan(1, 5)};
+  return keys;
+}
 
 void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
   const Json::json_pointer name("/schedule/name");

@@ -58,7 +58,7 @@ class OwnBest {
       for (const int k : slices) consider(with(adapted_, v, k), best);
     }
     if (best.result.status != PlanStatus::simulated) return std::nullopt;
-    if (!is_given(ScenarioFlags::layer_keys())) divide_layers(family, best);
+    if (!is_given(keys_.layers)) divide_layers(family, best);
     return best;
   }
 
@@ -74,7 +74,7 @@ class OwnBest {
 
   // Numbers to try; 0: as in the document.
   std::vector<int> chunks_for(const Family& family, const Scenario& scenario) const {
-    if (family.fixed_chunks != 0 || is_given("/parallelism/vpp") || is_given(ScenarioFlags::layer_keys())) return {0};
+    if (family.fixed_chunks != 0 || is_given(keys_.chunks) || is_given(keys_.layers)) return {0};
     std::vector<int> out;
     const int most = std::min(kMostChunks, scenario.model->layers / scenario.training.pp);
     for (int v = family.with_one_chunk.empty() ? 1 : 2; v <= most; ++v) out.push_back(v);
@@ -82,13 +82,13 @@ class OwnBest {
     return out;
   }
   std::vector<int> slices_for(const Family& family) const {
-    if (!family.sliced || is_given("/schedule/slices") || is_given("/schedule/slice_lengths")) return {0};
+    if (!family.sliced || is_given(keys_.slices) || is_given(keys_.slice_lengths)) return {0};
     return {2, 4, 8};
   }
 
-  static Json with(Json document, int chunks, int slices) {
-    if (chunks > 0) document["parallelism"]["vpp"] = chunks;
-    if (slices > 0) document["schedule"]["slices"] = slices;
+  Json with(Json document, int chunks, int slices) const {
+    if (chunks > 0) document[Json::json_pointer(keys_.chunks)] = chunks;
+    if (slices > 0) document[Json::json_pointer(keys_.slices)] = slices;
     return document;
   }
 
@@ -106,19 +106,19 @@ class OwnBest {
     const PartitionLimits& limits = family.asynchronous ? kEffortWithoutFlush : kEffort;
     Partition found = regular_partition(best.scenario, limits, stop_);
     if (order_of(found.result) >= order_of(best.result)) return;
-    Json& parallelism = best.document["parallelism"];
     if (found.mtp_stage == kLastStage) {
-      parallelism["stage_layers"] = found.layers;
+      best.document[Json::json_pointer(keys_.stage_layers)] = found.layers;
     } else {
       const PlanPoint point{.pp = best.scenario.training.pp,
                             .chunks = static_cast<int>(std::ssize(found.layers)) / best.scenario.training.pp,
                             .stage_layers = found.layers,
                             .mtp_stage = found.mtp_stage};
-      parallelism["pipeline_layout"] = uneven_layout(best.scenario, point);
+      best.document[Json::json_pointer(keys_.layout)] = uneven_layout(best.scenario, point);
     }
     best.result = std::move(found.result);
   }
 
+  const ScenarioFlags::ChoiceKeys& keys_ = ScenarioFlags::choice_keys();
   const Json& given_;
   const Json& adapted_;
   const std::vector<std::string>& fixed_;
@@ -139,10 +139,11 @@ void choose_own_best(Json& document, const Json& given, const std::vector<std::s
   std::optional<Choice> best = OwnBest(given, document, fixed, read, stop).run();
   if (!best) return;
   const std::string chunks = std::to_string(find_family(best->scenario.schedule).default_chunks);
-  for (const auto& [key, otherwise] : {std::pair<const char*, std::string>("/parallelism/vpp", chunks),
-                                       {"/schedule/slices", "1"},
-                                       {"/parallelism/stage_layers", "even"},
-                                       {"/parallelism/pipeline_layout", "even"}}) {
+  const ScenarioFlags::ChoiceKeys& keys = ScenarioFlags::choice_keys();
+  for (const auto& [key, otherwise] : {std::pair<const char*, std::string>(keys.chunks, chunks),
+                                       {keys.slices, "1"},
+                                       {keys.stage_layers, "even"},
+                                       {keys.layout, "even"}}) {
     const std::string before = value_at(given, key, otherwise);
     const std::string now = value_at(best->document, key, otherwise);
     const std::string what = fmt::format("{} {} -> ", Json::json_pointer(key).back(), before);
