@@ -4,12 +4,11 @@
 #include <atomic>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
-#include <boost/context/pooled_fixedsize_stack.hpp>
 #include <boost/context/preallocated.hpp>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <new>
 #include <random>
 #include <stdexcept>
@@ -26,12 +25,6 @@ namespace context = boost::context;
 
 constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = std::size_t{64} * 1024;
-// Stacks are reused by the same thread, except with a sanitizer, which must see new ones.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-using Stacks = context::fixedsize_stack;
-#else
-using Stacks = context::pooled_fixedsize_stack;
-#endif
 constexpr std::align_val_t kSharedAlignment{128};
 
 struct Copy {
@@ -42,33 +35,44 @@ struct Copy {
 
 enum class At : std::uint8_t { work, block, warp, end };
 
-struct Thread {
+// Where a host returns to: the code that chooses which thread of a block runs.
+struct Scheduler {
   context::fiber fiber;
+  StackNotes notes;
+};
+
+// A stack on which a thread runs. One that ends leaves it to the next: threads that never wait take turns on one stack
+// without a switch.
+struct Host {
+  context::fiber fiber;
+  StackNotes notes;
+};
+
+struct Thread {
+  Host* host = nullptr;  // from its start to its end
   At at = At::work;
   int exchanges = 0;  // over the warp, up to now
   std::vector<Copy> open_group;
-  std::deque<std::vector<Copy>> groups;
-  StackNotes notes;
+  std::vector<std::vector<Copy>> groups;
 };
 
 struct Block {
   const BlockPlace* place = nullptr;
+  const std::function<void()>* body = nullptr;
   std::vector<Thread> threads;
   std::array<std::vector<Slot>, 2> slots;  // by parity of the exchange, and thread
   unsigned char* shared = nullptr;
   int running = 0;
-  context::fiber scheduler;
+  Scheduler scheduler;
   std::exception_ptr error;
   bool abandoned = false;  // unfinished threads must end
   std::int64_t accessed_bytes = 0;
-  StackNotes scheduler_notes;
 };
 
 // Thrown in threads that must end.
 struct Abandoned {};
 
-thread_local Block* current = nullptr;
-thread_local Stacks stacks(kStackBytes);
+thread_local Block* current = nullptr;  // null: hosts must end
 thread_local ExecutionOrder order;
 thread_local int capability = 80;
 thread_local std::minstd_rand random_numbers;
@@ -77,22 +81,118 @@ std::atomic<std::int64_t> accessed_bytes{0};
 
 std::uint32_t any_number() { return static_cast<std::uint32_t>(random_numbers() >> 8); }
 
+int first_lane(int thread) { return thread / kWarpLanes * kWarpLanes; }
+int end_of_warp(int thread, const Block& block) {
+  return std::min(first_lane(thread) + kWarpLanes, block.place->threads);
+}
+
+// Returns the lane that runs after `thread` in its warp, or -1.
+int next_lane(int thread, const Block& block) {
+  const bool backwards = order.warps == ExecutionOrder::Warps::last_ahead;
+  if (backwards) return thread > first_lane(thread) ? thread - 1 : -1;
+  return thread + 1 < end_of_warp(thread, block) ? thread + 1 : -1;
+}
+
+void switch_to(Host& host, Scheduler& from) {
+  note_leaving(from.notes, host.notes, false);
+  host.fiber = std::move(host.fiber).resume();
+  note_arriving(from.notes, host.notes);
+}
+
+// Runs the thread that is to run, and those after it in its warp that have not started.
+void run_threads(Host& host) {
+  Block& block = *current;
+  for (int next = block.running; next >= 0;) {
+    Thread& thread = block.threads[static_cast<std::size_t>(next)];
+    if (thread.at != At::work || thread.host != nullptr) return;
+    block.running = next;
+    thread.host = &host;
+    try {
+      (*block.body)();
+    } catch (const Abandoned&) {
+    } catch (...) {
+      block.error = std::current_exception();
+    }
+    thread.host = nullptr;
+    thread.at = At::end;
+    next = block.error || block.abandoned ? -1 : next_lane(block.running, block);
+  }
+}
+
+// The hosts of the calling thread. They end with it.
+class Hosts {
+ public:
+  Hosts() = default;
+  ~Hosts() {
+    current = nullptr;
+    note_thread(ending_.notes);
+    for (const auto& host : all_) {
+      switch_to(*host, ending_);
+      forget_fiber(host->notes);
+    }
+  }
+  Hosts(const Hosts&) = delete;
+  Hosts& operator=(const Hosts&) = delete;
+
+  Host& take() {
+    if (idle_.empty()) idle_.push_back(&add());
+    Host& host = *idle_.back();
+    idle_.pop_back();
+    return host;
+  }
+
+ private:
+  Host& add() {
+    Host& host = *all_.emplace_back(std::make_unique<Host>());
+    const context::stack_context stack = stacks_.allocate();
+    note_fiber(host.notes, static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
+    const auto run = [this, &host](context::fiber&& scheduler) { return serve(host, std::move(scheduler)); };
+    host.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), stacks_, run);
+    return host;
+  }
+
+  context::fiber serve(Host& host, context::fiber&& scheduler) {
+    arrive(host, std::move(scheduler));
+    while (current != nullptr) {
+      run_threads(host);
+      idle_.push_back(&host);
+      note_leaving(host.notes, current->scheduler.notes, false);
+      context::fiber back = std::move(current->scheduler.fiber).resume();
+      arrive(host, std::move(back));
+    }
+    note_leaving(host.notes, ending_.notes, true);
+    return std::move(ending_.fiber);
+  }
+
+  void arrive(Host& host, context::fiber&& scheduler) {
+    Scheduler& from = current != nullptr ? current->scheduler : ending_;
+    note_arriving(host.notes, from.notes);
+    from.fiber = std::move(scheduler);
+  }
+
+  context::fixedsize_stack stacks_{kStackBytes};
+  std::vector<std::unique_ptr<Host>> all_;
+  std::vector<Host*> idle_;
+  Scheduler ending_;
+};
+thread_local Hosts hosts;
+
 void wait(At at) {
   Block& block = *current;
   Thread& thread = block.threads[static_cast<std::size_t>(block.running)];
   thread.at = at;
-  note_leaving(thread.notes, block.scheduler_notes, false);
-  block.scheduler = std::move(block.scheduler).resume();
-  note_arriving(thread.notes, block.scheduler_notes);
+  note_leaving(thread.host->notes, block.scheduler.notes, false);
+  context::fiber back = std::move(block.scheduler.fiber).resume();
+  block.scheduler.fiber = std::move(back);
+  note_arriving(thread.host->notes, block.scheduler.notes);
   if (block.abandoned) throw Abandoned{};
 }
 
+// Runs a thread to its next wait or its end.
 void resume(Block& block, int index) {
-  Thread& thread = block.threads[index];
   block.running = index;
-  note_leaving(block.scheduler_notes, thread.notes, false);
-  thread.fiber = std::move(thread.fiber).resume();
-  note_arriving(block.scheduler_notes, thread.notes);
+  Host* const host = block.threads[static_cast<std::size_t>(index)].host;
+  switch_to(host != nullptr ? *host : hosts.take(), block.scheduler);
 }
 
 // Releases a warp if all its lanes wait for each other.
@@ -134,11 +234,9 @@ int choose_warp(const Block& block, int before) {
 // Runs each runnable lane of a warp to its next wait or its end.
 void advance(Block& block, int warp) {
   const int first = warp * kWarpLanes;
-  const int last = std::min(first + kWarpLanes, block.place->threads);
   const bool backwards = order.warps == ExecutionOrder::Warps::last_ahead;
-  for (int i = first; i < last; ++i) {
-    const int index = backwards ? last - 1 - (i - first) : i;
-    if (block.threads[index].at == At::work) resume(block, index);
+  for (int i = backwards ? end_of_warp(first, block) - 1 : first; i >= 0; i = next_lane(i, block)) {
+    if (block.threads[i].at == At::work) resume(block, i);
   }
   release_warp(block, warp);
 }
@@ -174,29 +272,12 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   const SharedMemory shared(static_cast<std::size_t>(std::max(place.shared_bytes, 1)));
   Block block;
   block.place = &place;
+  block.body = &body;
   block.shared = shared.data;
   block.threads.resize(place.threads);
   for (auto& slots : block.slots) slots.resize(block.threads.size());
   Block* const before = std::exchange(current, &block);
-  note_thread(block.scheduler_notes);
-  for (Thread& thread : block.threads) {
-    const context::stack_context stack = stacks.allocate();
-    note_fiber(thread.notes, static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
-    const auto run = [&block, &body, &thread](context::fiber&& scheduler) {
-      note_arriving(thread.notes, block.scheduler_notes);
-      block.scheduler = std::move(scheduler);
-      try {
-        if (!block.abandoned) body();
-      } catch (const Abandoned&) {
-      } catch (...) {
-        block.error = std::current_exception();
-      }
-      thread.at = At::end;
-      note_leaving(thread.notes, block.scheduler_notes, true);
-      return std::move(block.scheduler);
-    };
-    thread.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), stacks, run);
-  }
+  note_thread(block.scheduler.notes);
   bool stuck = false;
   int warp = -1;
   while (!block.error) {
@@ -213,9 +294,8 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   }
   block.abandoned = true;
   for (int i = 0; i < place.threads; ++i) {
-    if (block.threads[i].at != At::end) resume(block, i);
+    if (block.threads[i].host != nullptr) resume(block, i);
   }
-  for (Thread& thread : block.threads) forget_fiber(thread.notes);
   current = before;
   accessed_bytes += block.accessed_bytes;
   if (place.block == std::array<int, 3>{}) ++grids;
@@ -261,10 +341,12 @@ void end_copy_group() {
 }
 void finish_copies(std::size_t all_but) {
   Thread& thread = current->threads[static_cast<std::size_t>(current->running)];
-  while (thread.groups.size() > all_but) {
-    for (const Copy& copy : thread.groups.front()) do_copy(copy);
-    thread.groups.pop_front();
+  if (thread.groups.size() <= all_but) return;
+  const auto end = thread.groups.end() - static_cast<std::ptrdiff_t>(all_but);
+  for (auto group = thread.groups.begin(); group != end; ++group) {
+    for (const Copy& copy : *group) do_copy(copy);
   }
+  thread.groups.erase(thread.groups.begin(), end);
 }
 
 }  // namespace sluice::kernels::emulation
