@@ -4,7 +4,10 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "model/input/files.h"
 
@@ -26,6 +29,17 @@ inline void expect_golden(const std::string& name, const std::string& actual) {
 inline bool small_scope() {
   const char* scope = std::getenv("SLUICE_TEST_SCOPE");
   return scope != nullptr && std::string(scope) == "small";
+}
+
+// Returns every fourth of the cases of a test in the small scope, otherwise all.
+template <class Cases>
+auto in_scope(const Cases& cases) {
+  std::vector<std::decay_t<decltype(*std::begin(cases))>> out;
+  std::size_t i = 0;
+  for (const auto& one : cases) {
+    if (i++ % 4 == 0 || !small_scope()) out.push_back(one);
+  }
+  return out;
 }
 
 }  // namespace sluice::test

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "tests/support/command.h"
+#include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
@@ -597,7 +598,7 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
       "fit --max-error 100000% " + profile,  // of a measurement without repetitions, on a busy machine
       "calibrate " + table + " --pp 2",
       "validate --steps 1 --profile " + profile + " " + small};
-  for (const std::string& line : lines) {
+  for (const std::string& line : in_scope(lines)) {
     SCOPED_TRACE(line);
     EXPECT_NE(run_shell("$0 " + line + " >" + folder.path("out")).exit_code, 2);
     EXPECT_GT(std::filesystem::file_size(folder.path("out")), 0U);

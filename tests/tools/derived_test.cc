@@ -12,6 +12,7 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
+#include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
@@ -57,7 +58,7 @@ TEST(Simulate, DerivesTimesThatAreNotGivenAndNamesThem) {
                         {-1, -1, 0.5, {0.5, 0.5, 0.5}, "f is w; b is f"},
                         {-1, 0.25, 0.5, {0.25, 0.25, 0.5}, "f is b"},
                         {0.25, 0.5, 0.75, {0.25, 0.5, 0.75}, ""}};
-  for (const Case& c : cases) {
+  for (const Case& c : in_scope(cases)) {
     for (const char* family : {"1f1b", "zb-h1", "dualpipe-v"}) {
       const std::string run = fmt::format("simulate --schedule {} --pp 4 --microbatches 8 --uniform ", family);
       const std::string given = text_of(c.f, c.b, c.w);
@@ -147,7 +148,7 @@ TEST(PlanCommand, GpusFollowFromWhatIsGiven) {
       {flags + "--dp 4 --pp 4 --cp 2", "32 of 32 GPUs, 4 x DGX H100"},
       {megatron + "--dp 8", "64 of 64 GPUs, 8 x DGX H100"},
   };
-  for (const auto& [given, first, note_of_keys] : cases) {
+  for (const auto& [given, first, note_of_keys] : in_scope(cases)) {
     SCOPED_TRACE(given);
     const std::string plan = "plan --schedule 1f1b --mbs 1 --recompute full --even-stages " + given;
     const CommandResult text = run_sluice(quoted_words(plan));
@@ -196,7 +197,9 @@ TEST(Suggestions, NamesWithTheWordComeBeforeTypos) {
 
 TEST(PlanCommand, NumbersOfGpusThatLeaveNoReplicasAreNamed) {
   const std::string plan = "plan --model llama3-8b --cluster dgx-h100 --gbs 64 --seq-length 8192 --gpus ";
-  for (const auto& [gpus, usable] : {std::pair("511", "496 or 512"), {"509", "496 or 512"}, {"127", "124 or 128"}}) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"511", "496 or 512"}, {"509", "496 or 512"}, {"127", "124 or 128"}};
+  for (const auto& [gpus, usable] : in_scope(cases)) {
     const CommandResult result = run_sluice(words(plan + gpus));
     EXPECT_EQ(result.err, fmt::format("sluice: plan: {} GPUs of --gpus leave no data-parallel size that divides the "
                                       "global batch 64: use {} GPUs, or another batch\n",
@@ -230,11 +233,11 @@ TEST(Inputs, YamlIsNamed) {
 // The flags that plan prints are valid after those that it was given, and mean the configuration of the row.
 TEST(PlanCommand, PrintedFlagsMayFollowTheGivenOnes) {
   const std::string base = "--model llama3-8b --cluster dgx-h100 --gbs 32 --seq-length 4096 ";
-  for (const std::string flags :
-       {"--zero-stage 0", "--zero-stage 1", "--zero-stage 1 | --use-distributed-optimizer no",
-        "--zero-stage 1 | --dp 1", "--zero-stage 2", "--zero-stage 2 | --dp 1", "--zero-stage 3 | --dp 1",
-        "--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7",
-        "--recompute-modules mlp | --recompute selective", "--overlap-p2p-communication"}) {
+  for (const std::string& flags : in_scope(std::vector<std::string>{
+           "--zero-stage 0", "--zero-stage 1", "--zero-stage 1 | --use-distributed-optimizer no",
+           "--zero-stage 1 | --dp 1", "--zero-stage 2", "--zero-stage 2 | --dp 1", "--zero-stage 3 | --dp 1",
+           "--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7",
+           "--recompute-modules mlp | --recompute selective", "--overlap-p2p-communication"})) {
     SCOPED_TRACE(flags);
     const std::string given = flags.substr(0, flags.find('|'));
     const std::string searched = flags.find('|') == std::string::npos ? "" : flags.substr(flags.find('|') + 1);
@@ -272,7 +275,7 @@ TEST(Throughput, ImpossibleMfuIsRemarked) {
 // Sharding more never needs more memory, with any number of replicas and pipeline ranks; nor do more replicas.
 TEST(Memory, FallsWithTheStageOfZeroAndTheReplicas) {
   for (const std::string model : {"llama3-8b", "qwen3-30b-a3b"}) {
-    for (const char* family : {"1f1b", "zb-h1", "gpipe"}) {
+    for (const std::string& family : in_scope(std::vector<std::string>{"1f1b", "zb-h1", "gpipe"})) {
       for (const int pp : {1, 2, 4}) {
         std::int64_t of_fewer[3] = {};
         for (const int dp : {1, 2, 4}) {

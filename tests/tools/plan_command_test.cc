@@ -11,6 +11,7 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
+#include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
@@ -388,7 +389,8 @@ TEST(PlanCommand, NamesAShortlist) {
 TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
   const std::string base =
       "--model " + kExamples + "models/llama3-8b/config.json --cluster dgx-h100 --gbs 64 --seq-length 8192 ";
-  const json ranking = json::parse(run_sluice(words("plan --json " + base)).out).at("ranking");
+  const std::string space = test::small_scope() ? "--schedule 1f1b,seq1f1b " : "";
+  const json ranking = json::parse(run_sluice(words("plan --json " + space + base)).out).at("ranking");
   for (const std::size_t place : {std::size_t{0}, ranking.size() / 2, ranking.size() - 1}) {
     const json& row = ranking.at(place);
     const CommandResult result =
@@ -404,7 +406,8 @@ TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
 // The plan replaces the sizes and the schedule of a scenario, and its flags override those of the scenario.
 TEST(PlanCommand, IgnoresTheSizesOfAScenario) {
   const std::string file = kExamples + "gpt3-175b-a100.json";
-  const json document = json::parse(run_sluice(words("plan --json --schedule megatron --tp 8 " + file)).out);
+  const std::string space = test::small_scope() ? "--pp 8,16 --mbs 1 " : "";
+  const json document = json::parse(run_sluice(words("plan --json --schedule megatron --tp 8 " + space + file)).out);
   const json& best = document.at("ranking").at(0);
   const CommandResult result =
       run_sluice(shell_words("simulate --json " + file + " " + best.at("flags").get<std::string>()));
@@ -676,7 +679,7 @@ TEST(PlanCommand, GivesTheSameResultOverMpi) {
   if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   const std::string plan = kLlama + "--schedule 1f1b,interleaved-1f1b,zb-h1 --json";
   const json alone = without_seconds(run_sluice(words(plan)));
-  for (const char* ranks : {"2", "3"}) {
+  for (const std::string& ranks : in_scope(std::vector<std::string>{"3", "2"})) {
     std::vector<std::string> arguments = {"-n", ranks, SLUICE_COMMAND};
     for (const std::string& word : words(plan)) arguments.push_back(word);
     const CommandResult result = test::run_program(SLUICE_MPIEXEC, arguments, mpi_environment());

@@ -254,14 +254,6 @@ std::vector<const Setting*> rows_read_by(Commands command) {
   return out;
 }
 
-// Every fourth of these rows under sanitizers, otherwise all.
-std::vector<const Setting*> in_scope(const std::vector<const Setting*>& rows) {
-  if (!small_scope()) return rows;
-  std::vector<const Setting*> out;
-  for (std::size_t i = 0; i < rows.size(); i += 4) out.push_back(rows[i]);
-  return out;
-}
-
 std::vector<const Setting*> all_rows() {
   std::vector<const Setting*> out;
   for (const Setting& row : settings()) out.push_back(&row);
@@ -431,7 +423,7 @@ TEST(Settings, FlagsMeanTheSameAsKeys) {
   const TemporaryFolder folder;
   const Reader file = readers().front();
   const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario"}};
-  for_each_setting(all_rows(), [&](const Setting& row, std::size_t i) {
+  for_each_setting(in_scope(all_rows()), [&](const Setting& row, std::size_t i) {
     if ((row.offers & kSimulate) == 0 || row.example.empty() || row.pointer.starts_with("/cost")) return;
     if (row.kind == SettingKind::other) return;
     json document = file.base;
