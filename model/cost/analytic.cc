@@ -7,9 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "model/blocks/expert_routing.h"
+#include "model/blocks/kernel_parts.h"
 #include "model/cost/expert_kernels.h"
-#include "model/cost/expert_routing.h"
-#include "model/cost/kernel_parts.h"
 #include "model/errors.h"
 
 namespace sluice::model {

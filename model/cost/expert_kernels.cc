@@ -1,6 +1,6 @@
 #include "model/cost/expert_kernels.h"
 
-#include "model/cost/expert_routing.h"
+#include "model/blocks/expert_routing.h"
 
 namespace sluice::model {
 

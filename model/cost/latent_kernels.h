@@ -1,6 +1,6 @@
 #pragma once
 
-#include "model/cost/kernel_parts.h"
+#include "model/blocks/kernel_parts.h"
 
 namespace sluice::model {
 

@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "model/blocks/kernel_parts.h"
 #include "model/cost/context_kernels.h"
 #include "model/cost/expert_kernels.h"
-#include "model/cost/kernel_parts.h"
 #include "model/cost/latent_kernels.h"
 
 namespace sluice::model {

@@ -6,12 +6,12 @@
 #include <string_view>
 #include <utility>
 
+#include "model/blocks/transformer_footprint.h"
 #include "model/cost/analytic.h"
 #include "model/cost/fitted.h"
 #include "model/cost/run_memory.h"
 #include "model/errors.h"
 #include "model/to_size.h"
-#include "model/workload/transformer_footprint.h"
 
 namespace sluice::model {
 namespace {

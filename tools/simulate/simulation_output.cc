@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "model/blocks/transformer_footprint.h"
 #include "model/to_size.h"
-#include "model/workload/transformer_footprint.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
 #include "tools/simulate/explain_output.h"

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "model/blocks/expert_routing.h"
 #include "model/cost/analytic.h"
-#include "model/cost/expert_routing.h"
 #include "tests/model/workload/models.h"
 
 namespace sluice::test {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "model/workload/transformer_footprint.h"
+#include "model/blocks/transformer_footprint.h"
 #include "tests/model/workload/models.h"
 
 namespace sluice::test {

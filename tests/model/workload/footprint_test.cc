@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "model/workload/transformer_footprint.h"
+#include "model/blocks/transformer_footprint.h"
 #include "tests/model/workload/models.h"
 
 namespace sluice::test {

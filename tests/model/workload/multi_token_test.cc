@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/transformer_footprint.h"
 #include "model/cluster/catalogue.h"
 #include "model/cost/analytic.h"
 #include "model/errors.h"
 #include "model/scenario/scenario.h"
 #include "model/scenario/setup.h"
-#include "model/workload/transformer_footprint.h"
 #include "sim/engine/predict.h"
 #include "tests/model/workload/models.h"
 

@@ -1,4 +1,4 @@
-#include "model/cost/expert_routing.h"
+#include "model/blocks/expert_routing.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "model/workload/transformer_footprint.h"
+#include "model/blocks/transformer_footprint.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "model/cost/kernel_parts.h"
+#include "model/blocks/kernel_parts.h"
 
 #include <algorithm>
 #include <cmath>
