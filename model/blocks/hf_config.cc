@@ -1,0 +1,550 @@
+#include "model/blocks/hf_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "model/blocks/attention.h"
+#include "model/blocks/experts.h"
+#include "model/blocks/latent_attention.h"
+#include "model/blocks/layer.h"
+#include "model/blocks/mlp.h"
+#include "model/blocks/registry.h"
+#include "model/blocks/scan.h"
+
+namespace sluice::model {
+namespace {
+
+constexpr std::int64_t kMostVocab = std::int64_t{1} << 31;
+
+using QkNorm = AttentionOptions::QkNorm;
+using Gate = AttentionOptions::Gate;
+
+// What the code of a model type in transformers fixes, besides its config's keys.
+struct HfType {
+  enum class Norms : std::uint8_t { pre, post, both };
+  enum class Rope : std::uint8_t { all, none, learned, windows };  // windows: full attention has none
+
+  std::string_view name;
+  QkNorm qk_norm = QkNorm::none;
+  Gate gate = Gate::none;
+  Norms norms = Norms::pre;
+  Rope rope = Rope::all;
+  bool qkv_bias = false;
+  bool projection_bias = false;
+  bool mlp_bias = false;
+  bool gated = true;
+  bool layer_norm = false;
+  bool tied = false;
+  bool shared_gate = false;
+  bool sinks = false;
+  bool router_bias = false;
+  bool moe_keys_bias = false;     // biases of experts
+  int parallel_norms = 0;         // attention and MLP side by side after this number of norms
+  std::string_view pattern = "";  // of mixers where the config lists none: F full, W window, G delta, repeated
+};
+
+using enum HfType::Norms;
+using Rope = HfType::Rope;
+
+constexpr HfType kHfTypes[] = {
+    {.name = "arcee", .gated = false},
+    {.name = "bloom",
+     .rope = Rope::none,
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .tied = true},
+    {.name = "deepseek_v32"},
+    {.name = "dots1", .qk_norm = QkNorm::per_head},
+    {.name = "ernie4_5_moe", .tied = true},
+    {.name = "exaone_moe", .qk_norm = QkNorm::per_head, .rope = Rope::windows},
+    {.name = "falcon", .gated = false, .layer_norm = true, .tied = true, .parallel_norms = 1},
+    {.name = "falcon_h1"},
+    {.name = "gemma2", .norms = both, .tied = true, .pattern = "WF"},
+    {.name = "gemma3_text", .qk_norm = QkNorm::per_head, .norms = both, .tied = true, .pattern = "WWWWWF"},
+    {.name = "glm4_moe", .qkv_bias = true},
+    {.name = "glm_moe_dsa"},
+    {.name = "gpt_neox",
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .parallel_norms = 2},
+    {.name = "granitemoehybrid", .tied = true},
+    {.name = "hunyuan_v1_moe", .qk_norm = QkNorm::per_head, .tied = true},
+    {.name = "hy_v3", .qk_norm = QkNorm::per_head},
+    {.name = "kimi_k2"},
+    {.name = "kimi_linear"},
+    {.name = "llama4_text"},
+    {.name = "mimo", .qkv_bias = true},
+    {.name = "mimo_v2_flash", .sinks = true},
+    {.name = "minimax", .pattern = "LLLLLLLF"},
+    {.name = "minimax_m2", .qk_norm = QkNorm::all_heads},
+    {.name = "nemotron_h", .gated = false},
+    {.name = "olmo2", .qk_norm = QkNorm::all_heads, .norms = post},
+    {.name = "olmo3", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "WWWF"},
+    {.name = "olmoe", .qk_norm = QkNorm::all_heads},
+    {.name = "opt",
+     .rope = Rope::learned,
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .tied = true},
+    {.name = "phi",
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .parallel_norms = 1},
+    {.name = "phimoe", .layer_norm = true},
+    {.name = "qwen3_5_moe_text",
+     .qk_norm = QkNorm::per_head,
+     .gate = Gate::elementwise,
+     .shared_gate = true,
+     .pattern = "GGGF"},
+    {.name = "qwen3_5_text", .qk_norm = QkNorm::per_head, .gate = Gate::elementwise, .pattern = "GGGF"},
+    {.name = "qwen3_next",
+     .qk_norm = QkNorm::per_head,
+     .gate = Gate::elementwise,
+     .shared_gate = true,
+     .pattern = "GGGF"},
+    {.name = "seed_oss", .qkv_bias = true},
+    {.name = "smollm3", .tied = true},
+    {.name = "step3p5", .qk_norm = QkNorm::per_head, .gate = Gate::per_head, .pattern = "FWWW"},
+};
+
+// Types whose config has the language model's in "text_config", or another name for the same layers.
+constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
+    {"gemma3", "gemma3_text"},           {"llama4", "llama4_text"},  {"qwen3_5", "qwen3_5_text"},
+    {"qwen3_5_moe", "qwen3_5_moe_text"}, {"kimi_k3", "kimi_linear"}, {"step3p7", "step3p5"},
+    {"minimax_text_01", "minimax"},      {"minimax_m1", "minimax"},  {"K-EXAONE", "exaone_moe"},
+};
+
+std::string_view language_type(std::string_view type) {
+  for (const auto& [alias, of] : kAliases) {
+    if (alias == type) return of;
+  }
+  return type;
+}
+
+const HfType* find_type(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kHfTypes), std::end(kHfTypes),
+                                         [&](const HfType& type) { return type.name == language_type(name); });
+  return found == std::end(kHfTypes) ? nullptr : found;
+}
+
+class HfConfig {
+ public:
+  HfConfig(JsonReader reader, const HfType& type) : r_(std::move(reader)), type_(type) {}
+
+  Model read() {
+    read_sizes();
+    for (int i = 0; i < count_; ++i) add_layer(i);
+    read_predictions();
+    model_.set_layers(std::move(list_));
+    return std::move(model_);
+  }
+
+ private:
+  int size(const std::string& key) { return static_cast<int>(r_.integer(key, 1, kMostModelSize)); }
+  int size_or(const std::string& key, std::int64_t fallback) {
+    return static_cast<int>(r_.integer_or(key, 0, kMostModelSize, fallback));
+  }
+  // The first of these keys that the config has; throws if it has none.
+  int size_of(std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      if (r_.has(key) && r_.at(key).json().is_array())
+        return static_cast<int>(r_.at(key).elements().at(0).integer(1, kMostModelSize));
+      if (r_.has(key)) return size(key);
+    }
+    return size(*keys.begin());
+  }
+  bool has_any(std::initializer_list<const char*> keys) {
+    return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return r_.has(key); });
+  }
+
+  void read_sizes() {
+    count_ = static_cast<int>(r_.integer(r_.has("n_layer") ? "n_layer" : "num_hidden_layers", 1, kMostModelLayers));
+    hidden_ = size_of({"hidden_size", "n_embed"});
+    model_.name = name_of_source();
+    model_.hidden = hidden_;
+    model_.vocab = r_.integer("vocab_size", 1, kMostVocab);
+    model_.tied_embeddings = r_.boolean_or("tie_word_embeddings", type_.tied);
+    model_.rms_norm = !type_.layer_norm;
+    model_.max_positions = size_or("max_position_embeddings", 0);
+    if (r_.has("attn_res_block_size")) {
+      model_.added_parameters = 4 * hidden_;
+      model_.other_parameters = std::int64_t{2} * hidden_;
+    }
+    // OPT's table has two rows more than positions.
+    if (type_.rope == Rope::learned) model_.positions = model_.max_positions + 2;
+    heads_ = size_of({"num_attention_heads", "n_head"});
+    kv_heads_ =
+        size_or("num_key_value_heads", r_.has("multi_query") && r_.boolean_or("multi_query", false) ? 1 : heads_);
+    if (type_.name == "falcon" && r_.boolean_or("new_decoder_architecture", false)) kv_heads_ = size("num_kv_heads");
+    head_dim_ = size_or("head_dim", hidden_ / heads_);
+    if (kv_heads_ < 1 || heads_ % kv_heads_ != 0) r_.fail("expected attention heads that key/value heads divide");
+  }
+
+  std::string name_of_source() const {
+    const std::filesystem::path path(r_.source());
+    return path.stem() == "config" && path.has_parent_path() ? path.parent_path().filename().string()
+                                                             : path.stem().string();
+  }
+
+  // The element of a list with one entry per layer.
+  std::string word_of(const std::string& key, int layer) {
+    const std::vector<JsonReader> list = r_.at(key).elements();
+    if (static_cast<int>(list.size()) < count_) r_.at(key).fail(fmt::format("expected {} layers", count_));
+    return list[static_cast<std::size_t>(layer)].string();
+  }
+  std::int64_t number_of(const std::string& key, int layer) {
+    const std::vector<JsonReader> list = r_.at(key).elements();
+    if (static_cast<int>(list.size()) < count_) r_.at(key).fail(fmt::format("expected {} layers", count_));
+    return list[static_cast<std::size_t>(layer)].integer(0, kMostModelSize);
+  }
+  static bool lists(JsonReader list, int value) {
+    const std::vector<JsonReader> values = list.elements();
+    return std::any_of(values.begin(), values.end(),
+                       [&](const JsonReader& each) { return each.integer(0, kMostModelSize) == value; });
+  }
+
+  // F full attention, W with a window, C in chunks, G delta rule, M Mamba-2, L lightning, K Kimi delta, '-' none.
+  char mixer_at(int layer) {
+    for (const char* key : {"layer_types", "layers_block_type"}) {
+      if (!r_.has(key)) continue;
+      const std::string word = word_of(key, layer);
+      if (word == "full_attention" || word == "attention") return 'F';
+      if (word == "sliding_attention") return 'W';
+      if (word == "chunked_attention") return 'C';
+      if (word == "mamba") return 'M';
+      if (word == "linear_attention") return type_.name == "minimax" ? 'L' : 'G';
+      r_.at(key).fail("expected full_attention, sliding_attention, chunked_attention, linear_attention or mamba");
+    }
+    if (r_.has("attn_type_list")) return number_of("attn_type_list", layer) == 0 ? 'L' : 'F';
+    if (r_.has("hybrid_layer_pattern")) return number_of("hybrid_layer_pattern", layer) == 1 ? 'W' : 'F';
+    if (r_.has("linear_attn_config")) {
+      return lists(r_.at("linear_attn_config").at("kda_layers"), layer + 1) ? 'K' : 'F';  // counted from 1
+    }
+    if (r_.has("attention_chunk_size")) return roped(layer) ? 'C' : 'F';
+    if (r_.has("full_attention_interval")) {
+      return (layer + 1) % r_.integer("full_attention_interval", 1, kMostModelLayers) == 0 ? 'F' : 'G';
+    }
+    if (r_.has("sliding_window_pattern") && r_.at("sliding_window_pattern").json().is_number()) {
+      return (layer + 1) % r_.integer("sliding_window_pattern", 1, kMostModelLayers) == 0 ? 'F' : 'W';
+    }
+    return type_.pattern.empty() ? 'F' : type_.pattern[static_cast<std::size_t>(layer) % type_.pattern.size()];
+  }
+
+  // Llama 4 and SmolLM3 list 1 for layers with rotary embeddings, by default all but each fourth.
+  bool roped(int layer) {
+    if (r_.has("no_rope_layers") && !r_.at("no_rope_layers").elements().empty())
+      return number_of("no_rope_layers", layer) == 1;
+    if (type_.name != "llama4_text" && type_.name != "smollm3") return type_.rope == Rope::all;
+    return (layer + 1) % r_.integer_or("no_rope_layer_interval", 1, kMostModelLayers, 4) != 0;
+  }
+
+  bool has_experts_at(int layer) {
+    if (!has_any({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"})) return false;
+    if (r_.has("enable_moe_block") && !r_.boolean_or("enable_moe_block", false)) return false;
+    if (r_.has("mlp_layer_types")) return word_of("mlp_layer_types", layer) == "sparse";
+    if (r_.has("moe_layer_freq") && r_.at("moe_layer_freq").json().is_array())
+      return number_of("moe_layer_freq", layer) == 1;
+    if (r_.has("is_moe_layer")) return r_.at("is_moe_layer").elements().at(static_cast<std::size_t>(layer)).boolean();
+    if (r_.has("moe_layers_enum")) return enumerates(r_.string("moe_layers_enum"), layer);
+    if (r_.has("interleave_moe_layer_step"))
+      return (layer + 1) % r_.integer("interleave_moe_layer_step", 1, kMostModelLayers) == 0;
+    if (r_.has("mlp_only_layers") && lists(r_.at("mlp_only_layers"), layer)) return false;
+    if (r_.has("decoder_sparse_step")) return (layer + 1) % r_.integer("decoder_sparse_step", 1, kMostModelLayers) == 0;
+    if (layer < r_.integer_or("moe_layer_start_index", 0, kMostModelLayers, 0)) return false;
+    return layer >= r_.integer_or("first_k_dense_replace", 0, kMostModelLayers, 0);
+  }
+
+  static bool enumerates(const std::string& text, int layer) {
+    const std::string wrapped = "," + text + ",";
+    return wrapped.find(fmt::format(",{},", layer)) != std::string::npos;
+  }
+
+  BlockPtr shared(const std::string& key, const std::function<BlockPtr()>& make) {
+    BlockPtr& block = blocks_[key];
+    if (block == nullptr) block = make();
+    return block;
+  }
+
+  BlockPtr mixer(char kind, int layer) {
+    if (r_.has("kv_lora_rank") && kind == 'F') return latent(layer);
+    switch (kind) {
+      case 'G': return shared("G", [&] { return delta(); });
+      case 'K': return shared("K", [&] { return kimi_delta(); });
+      case 'M': return shared("M", [&] { return mamba(); });
+      case 'L': return shared("L", [&] { return lightning(); });
+      default: return shared(fmt::format("{}{}", kind, roped(layer)), [&] { return attention(kind, layer); });
+    }
+  }
+
+  BlockPtr attention(char kind, int layer) {
+    const bool local = kind == 'W';
+    AttentionOptions out;
+    out.core = {.heads = heads_, .kv_heads = kv_heads_, .head_dim = head_dim_, .value_head_dim = head_dim_};
+    if (local) {
+      out.core.window = size_of({"sliding_window", "sliding_window_size"});
+      if (r_.has("swa_num_attention_heads")) out.core.heads = size("swa_num_attention_heads");
+      if (r_.has("swa_num_key_value_heads")) out.core.kv_heads = size("swa_num_key_value_heads");
+      out.core.head_dim = size_or("swa_head_dim", out.core.head_dim);
+      if (r_.has("attention_other_setting")) {  // Step 3.5
+        JsonReader other = r_.at("attention_other_setting");
+        out.core.heads = static_cast<int>(other.integer_or("num_attention_heads", 1, kMostModelSize, out.core.heads));
+        out.core.kv_heads =
+            static_cast<int>(other.integer_or("num_attention_groups", 1, kMostModelSize, out.core.kv_heads));
+        out.core.head_dim = static_cast<int>(other.integer_or("head_dim", 1, kMostModelSize, out.core.head_dim));
+      }
+    } else if (kind == 'C') {
+      out.core.chunk = size("attention_chunk_size");
+    }
+    out.core.value_head_dim =
+        size_or(local && r_.has("swa_v_head_dim") ? "swa_v_head_dim" : "v_head_dim", out.core.head_dim);
+    const bool keyed = r_.has("attention_bias") || r_.has("bias");
+    const bool bias = r_.boolean_or("attention_bias", false) || r_.boolean_or("bias", false);
+    out.qkv_bias = keyed && type_.name != "bloom" ? bias : type_.qkv_bias;
+    // GLM and MiMo have biases of queries, keys and values only.
+    const bool projections_too = type_.name != "glm4_moe" && type_.name != "mimo" && type_.name != "seed_oss";
+    out.projection_bias = keyed && projections_too ? bias : type_.projection_bias;
+    out.rotary = roped(layer) || (type_.rope == Rope::windows && local);
+    out.qk_norm = has_qk_norm() ? type_.qk_norm : QkNorm::none;
+    if (type_.name == "glm4_moe" && r_.boolean_or("use_qk_norm", false)) out.qk_norm = QkNorm::per_head;
+    out.gate = type_.gate;
+    out.sinks = type_.sinks && local;
+    return std::make_shared<Attention>(hidden_, out);
+  }
+
+  bool has_qk_norm() { return !r_.has("use_qk_norm") || r_.boolean_or("use_qk_norm", true); }
+
+  LatentAttention latents() {
+    LatentAttention latent;
+    latent.query_rank = r_.has("q_lora_rank") ? size("q_lora_rank") : 0;
+    latent.key_value_rank = size("kv_lora_rank");
+    latent.nope_head_dim = size("qk_nope_head_dim");
+    latent.rope_head_dim = size("qk_rope_head_dim");
+    latent.value_head_dim = size("v_head_dim");
+    return latent;
+  }
+
+  BlockPtr latent(int layer) {
+    const bool indexed = r_.has("index_topk");
+    const bool own = !r_.has("indexer_types") || word_of("indexer_types", layer) != "shared";
+    return shared(fmt::format("latent {} {}", indexed, own), [&] {
+      LatentAttentionOptions out{.heads = heads_, .latent = latents()};
+      out.rotary = !r_.boolean_or("mla_use_nope", false);
+      out.gate = r_.boolean_or("mla_use_output_gate", r_.has("attn_res_block_size"));
+      if (indexed) {
+        out.indexer = Indexer{.heads = size("index_n_heads"),
+                              .head_dim = size("index_head_dim"),
+                              .top_k = size("index_topk"),
+                              .own = own};
+      }
+      return std::make_shared<LatentAttentionBlock>(hidden_, out);
+    });
+  }
+
+  BlockPtr delta() {
+    return std::make_shared<Scan>(hidden_, Scan::Options{.rule = Scan::Rule::gated_delta,
+                                                         .heads = size("linear_num_value_heads"),
+                                                         .head_dim = size("linear_value_head_dim"),
+                                                         .state = size("linear_key_head_dim"),
+                                                         .groups = size("linear_num_key_heads"),
+                                                         .convolution = size("linear_conv_kernel_dim"),
+                                                         .chunk = 64});
+  }
+
+  BlockPtr kimi_delta() {
+    JsonReader of = r_.at("linear_attn_config");
+    const int heads = static_cast<int>(of.integer("num_heads", 1, kMostModelSize));
+    const int dim = static_cast<int>(of.integer("head_dim", 1, kMostModelSize));
+    return std::make_shared<Scan>(
+        hidden_, Scan::Options{.rule = Scan::Rule::kimi_delta,
+                               .heads = heads,
+                               .head_dim = dim,
+                               .state = dim,
+                               .groups = heads,
+                               .convolution = static_cast<int>(of.integer("short_conv_kernel_size", 1, kMostModelSize)),
+                               .chunk = 64,
+                               .full_gate = of.boolean_or("use_full_rank_gate", false)});
+  }
+
+  BlockPtr mamba() {
+    return std::make_shared<Scan>(hidden_, Scan::Options{.rule = Scan::Rule::mamba2,
+                                                         .heads = size_of({"mamba_num_heads", "mamba_n_heads"}),
+                                                         .head_dim = size_of({"mamba_head_dim", "mamba_d_head"}),
+                                                         .state = size_of({"ssm_state_size", "mamba_d_state"}),
+                                                         .groups = size_of({"n_groups", "mamba_n_groups"}),
+                                                         .convolution = size_of({"conv_kernel", "mamba_d_conv"}),
+                                                         .chunk = size_of({"chunk_size", "mamba_chunk_size"})});
+  }
+
+  BlockPtr lightning() {
+    return std::make_shared<Scan>(hidden_, Scan::Options{.rule = Scan::Rule::lightning,
+                                                         .heads = heads_,
+                                                         .head_dim = head_dim_,
+                                                         .state = head_dim_,
+                                                         .groups = heads_,
+                                                         .chunk = 256});
+  }
+
+  BlockPtr mlp(int width) {
+    return shared(fmt::format("mlp {}", width), [&] {
+      return std::make_shared<Mlp>(
+          hidden_,
+          Mlp::Options{.width = width, .gated = type_.gated, .bias = r_.boolean_or("mlp_bias", type_.mlp_bias)});
+    });
+  }
+
+  int dense_width() {
+    for (const char* key : {"dense_intermediate_size", "intermediate_size_mlp", "ffn_dim", "ffn_hidden_size"}) {
+      if (r_.has(key)) return size(key);
+    }
+    if (r_.has("intermediate_size")) return size_of({"intermediate_size"});
+    return 4 * hidden_;
+  }
+
+  BlockPtr experts() {
+    return shared("experts", [&] {
+      ExpertsBlock::Options out;
+      out.gated = type_.gated;
+      Experts& experts = out.experts;
+      experts.count = size_of({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"});
+      experts.per_token =
+          size_of({"num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_topk", "moe_top_k"});
+      experts.ffn_hidden = size_of({"moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"});
+      if (experts.per_token > experts.count)
+        r_.fail(fmt::format("a token cannot go to {} of {} experts", experts.per_token, experts.count));
+      experts.shared_ffn_hidden = shared_width(experts.ffn_hidden);
+      experts.shared_gate = type_.shared_gate;
+      experts.groups = std::max(1, size_or("n_group", size_or("num_expert_group", 1)));
+      experts.groups_per_token = std::max(1, size_or("topk_group", 1));
+      out.latent = size_or("moe_latent_size", size_or("routed_expert_hidden_size", 0));
+      out.latent_norm = r_.boolean_or("latent_moe_use_norm", false);
+      return std::make_shared<ExpertsBlock>(hidden_, out);
+    });
+  }
+
+  int shared_width(int expert_width) {
+    for (const char* key : {"moe_shared_expert_intermediate_size", "shared_expert_intermediate_size",
+                            "shared_intermediate_size", "share_expert_dim"}) {
+      if (r_.has(key)) return size_or(key, 0);
+    }
+    for (const char* key : {"n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"}) {
+      if (r_.has(key)) return size_of({key}) * expert_width;
+    }
+    return type_.name == "llama4_text" ? expert_width : 0;
+  }
+
+  LayerStep step(std::vector<BlockPtr> blocks, int norms = 1) const {
+    return {.blocks = std::move(blocks),
+            .pre_norms = type_.norms == post ? 0 : norms,
+            .post_norm = type_.norms != HfType::Norms::pre};
+  }
+
+  void add(std::vector<LayerStep> steps) {
+    std::vector<const Block*> blocks;
+    std::string name;
+    for (const LayerStep& each : steps) {
+      for (const BlockPtr& block : each.blocks) {
+        blocks.push_back(block.get());
+        name += name.empty() ? "" : ", ";
+        name += block->kind();
+      }
+    }
+    auto& index = known_[blocks];
+    if (index == 0) {
+      list_.kinds.push_back({.name = name, .steps = std::move(steps)});
+      index = static_cast<int>(list_.kinds.size());
+    }
+    list_.pattern.push_back(static_cast<std::uint8_t>(index - 1));
+  }
+
+  void add_layer(int layer) {
+    if (type_.name == "nemotron_h") return add_nemotron(layer);
+    const BlockPtr mlp_block = has_experts_at(layer) ? experts() : mlp(dense_width());
+    if (type_.name == "falcon_h1") {
+      return add({step({shared("M", [&] { return mamba(); }), mixer('F', layer)}), step({mlp_block})});
+    }
+    const BlockPtr mixer_block = mixer(mixer_at(layer), layer);
+    if (type_.parallel_norms > 0) return add({step({mixer_block, mlp_block}, parallel_norms())});
+    add({step({mixer_block}), step({mlp_block})});
+  }
+
+  // Falcon 40B and 180B have a norm for each of both.
+  int parallel_norms() {
+    if (type_.name == "falcon" && r_.boolean_or("new_decoder_architecture", false)) return 2;
+    return type_.parallel_norms;
+  }
+
+  // Each layer is one block: M, *, - or E.
+  void add_nemotron(int layer) { add({step({nemotron_block(r_.string("hybrid_override_pattern"), layer)})}); }
+
+  BlockPtr nemotron_block(const std::string& pattern, int layer) {
+    if (static_cast<int>(pattern.size()) < count_)
+      r_.at("hybrid_override_pattern").fail(fmt::format("expected {} layers", count_));
+    switch (pattern[static_cast<std::size_t>(layer)]) {
+      case 'M': return shared("M", [&] { return mamba(); });
+      case '*': return shared("*", [&] { return attention('F', layer); });
+      case '-': return mlp(dense_width());
+      case 'E': return experts();
+      default: r_.at("hybrid_override_pattern").fail("expected M, *, - and E");
+    }
+  }
+
+  void read_predictions() {
+    for (const char* key : {"num_nextn_predict_layers", "mtp_num_hidden_layers"}) {
+      if (r_.has(key)) model_.mtp_layers = static_cast<int>(r_.integer(key, 0, 1 << 10));
+    }
+    model_.mtp_kind = list_.pattern.empty() ? 0 : list_.pattern.back();
+    // Nemotron's has attention and experts.
+    if (model_.mtp_layers == 0 || !r_.has("mtp_hybrid_override_pattern")) return;
+    list_.kinds.push_back({.name = "attention, experts",
+                           .steps = {step({shared("*", [&] { return attention('F', 0); })}), step({experts()})}});
+    model_.mtp_kind = static_cast<int>(list_.kinds.size()) - 1;
+  }
+
+  JsonReader r_;
+  const HfType& type_;
+  Model model_;
+  LayerList list_;
+  std::map<std::string, BlockPtr> blocks_;
+  std::map<std::vector<const Block*>, int> known_;  // index + 1 of a kind, by its blocks
+  int count_ = 0;
+  int hidden_ = 0;
+  int heads_ = 0;
+  int kv_heads_ = 0;
+  int head_dim_ = 0;
+};
+
+}  // namespace
+
+bool has_hf_blocks(std::string_view model_type) { return find_type(model_type) != nullptr; }
+
+std::vector<std::string> hf_block_types() {
+  std::vector<std::string> out;
+  for (const HfType& type : kHfTypes) out.emplace_back(type.name);
+  return out;
+}
+
+Model model_from_hf_config(JsonReader reader) {
+  const HfType& type = *find_type(reader.string("model_type"));
+  return HfConfig(reader.has("text_config") ? reader.at("text_config") : reader, type).read();
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,109 @@
+#include "model/blocks/model_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "model/blocks/hf_config.h"
+#include "model/blocks/layer.h"
+#include "model/blocks/registry.h"
+#include "model/input/files.h"
+#include "model/input/nearest.h"
+
+namespace sluice::model {
+namespace {
+
+// A block, or a list of blocks side by side.
+LayerStep step_from_json(JsonReader reader, const Model& model) {
+  LayerStep out;
+  if (!reader.json().is_array()) {
+    out.blocks.push_back(block_from_json(reader, model.hidden, model.dropout));
+    return out;
+  }
+  for (const JsonReader& block : reader.elements()) {
+    out.blocks.push_back(block_from_json(block, model.hidden, model.dropout));
+  }
+  if (out.blocks.empty()) reader.fail("expected a block");
+  return out;
+}
+
+Layer kind_from_json(const std::string& name, const JsonReader& steps, const Model& model) {
+  Layer out{.name = name, .steps = {}};
+  for (const JsonReader& step : steps.elements()) out.steps.push_back(step_from_json(step, model));
+  if (out.steps.empty()) steps.fail("expected a block per step");
+  return out;
+}
+
+// Adds the layers of a list: names of kinds, and objects {"repeat": n, "layers": [...]}.
+void add_layers(const JsonReader& list, const std::vector<std::string>& names, LayerList& out) {
+  for (JsonReader entry : list.elements()) {
+    if (entry.json().is_object()) {
+      LayerList once;
+      const std::int64_t repeat = entry.integer("repeat", 1, kMostModelLayers);
+      add_layers(entry.at("layers"), names, once);
+      entry.finish();
+      for (std::int64_t i = 0; i < repeat; ++i) {
+        out.pattern.insert(out.pattern.end(), once.pattern.begin(), once.pattern.end());
+        if (std::ssize(out.pattern) > kMostModelLayers)
+          entry.fail(fmt::format("expected at most {} layers", kMostModelLayers));
+      }
+    } else {
+      const std::string name = entry.one_of(names);
+      out.pattern.push_back(static_cast<std::uint8_t>(std::find(names.begin(), names.end(), name) - names.begin()));
+    }
+  }
+}
+
+Model model_of_layers(JsonReader reader) {
+  Model model;
+  model.name = reader.string_or("name", "");
+  model.hidden = static_cast<int>(reader.integer("hidden_size", 1, kMostModelSize));
+  model.vocab = reader.integer("vocab_size", 1, std::int64_t{1} << 31);
+  model.tied_embeddings = reader.boolean_or("tied_embeddings", false);
+  model.rms_norm = reader.boolean_or("rms_norm", true);
+  model.dropout = reader.boolean_or("dropout", false);
+  model.streams = static_cast<int>(reader.integer_or("streams", 1, 64, 1));
+  model.max_positions = static_cast<int>(reader.integer_or("max_position_embeddings", 0, 1 << 30, 0));
+  const JsonReader kinds = reader.at("kinds");
+  if (!kinds.json().is_object() || kinds.json().empty()) kinds.fail("expected the steps of each kind of layer");
+  if (kinds.json().size() > kMostKinds) kinds.fail(fmt::format("expected at most {} kinds", kMostKinds));
+  LayerList list;
+  std::vector<std::string> names;
+  JsonReader of = kinds;
+  for (const auto& [name, steps] : kinds.json().items()) {
+    names.push_back(name);
+    list.kinds.push_back(kind_from_json(name, of.at(name), model));
+  }
+  add_layers(reader.at("layers"), names, list);
+  if (list.pattern.empty()) reader.at("layers").fail("expected a layer");
+  model.mtp_layers = static_cast<int>(reader.integer_or("mtp_layers", 0, 1 << 10, 0));
+  model.mtp_kind = list.pattern.back();
+  reader.finish();
+  model.set_layers(std::move(list));
+  return model;
+}
+
+}  // namespace
+
+Model model_from_json(JsonReader reader) {
+  if (reader.has("kinds")) return model_of_layers(reader);
+  if (!reader.has("model_type")) return transformer_from_json(reader);
+  const std::string type = reader.string("model_type");
+  if (has_hf_blocks(type)) return model_from_hf_config(reader);
+  std::vector<std::string> types = transformer_types();
+  if (std::find(types.begin(), types.end(), type) != types.end()) return transformer_from_hf(reader);
+  const std::vector<std::string> others = hf_block_types();
+  types.insert(types.end(), others.begin(), others.end());
+  std::sort(types.begin(), types.end());
+  reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(types, ", ")), did_you_mean(type, types));
+}
+
+Model read_model(const std::string& path) { return parse_model(read_file(path, std::int64_t{1} << 24), path); }
+
+Model parse_model(std::string_view text, const std::string& source) {
+  const Json json = parse_json(text, source);
+  return model_from_json(JsonReader(json, source));
+}
+
+}  // namespace sluice::model
