@@ -247,7 +247,7 @@ std::string megatron_arguments(const Scenario& scenario) {
       break;
   }
   add_kernels(scenario, out);
-  add_model(*scenario.model, training, out);
+  add_model(scenario.model->transformer("arguments of Megatron-LM"), training, out);
   return out.take();
 }
 

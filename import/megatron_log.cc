@@ -61,6 +61,12 @@ std::vector<Setting> settings_of_model(const Transformer& model) {
           {"untie_embeddings_and_output_weights", model.tied_embeddings ? 0 : 1}};
 }
 
+std::vector<Setting> settings_of_layers(const Model& model) {
+  return {{"num_layers", model.layers},
+          {"hidden_size", model.hidden},
+          {"untie_embeddings_and_output_weights", model.tied_embeddings ? 0 : 1}};
+}
+
 // Returns the number of chunks per rank, where a key or the family determines it.
 std::optional<std::int64_t> chunks_of(const Scenario& scenario) {
   if (scenario.chunks > 0) return scenario.chunks;
@@ -72,7 +78,8 @@ std::vector<Setting> settings_of(const Scenario& scenario) {
   const Training& training = scenario.training;
   const std::int64_t replicas = training.dp;
   std::vector<Setting> out;
-  if (scenario.model) out = settings_of_model(*scenario.model);
+  if (scenario.model)
+    out = scenario.model->flat ? settings_of_model(*scenario.model->flat) : settings_of_layers(*scenario.model);
   const std::int64_t batch = std::int64_t{training.micro_batch} * scenario.microbatches * replicas;
   const bool full = training.recompute == Training::Recompute::full;
   const std::vector<Setting> more = {

@@ -11,11 +11,11 @@
 
 #include "import/names.h"
 #include "import/toml.h"
+#include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "model/schedule/schedule.h"
-#include "model/workload/transformer.h"
 
 namespace sluice::imports {
 namespace {
@@ -135,7 +135,7 @@ class TorchtitanImport {
     for (const CatalogueFile& file : model_files()) {
       if (file.name == flavor) model = flavor;
       if (model.empty() || file.name != model) continue;
-      const Transformer read = parse_model(file.text, model);
+      const Model read = parse_model(file.text, model);
       layers_ = read.layers;
       predicts_ = read.mtp_layers > 0;
     }

@@ -243,7 +243,7 @@ RankSizes rank_sizes(const StageSpec& spec) {
   sizes.qkv_width = sizes.query_width + 2 * sizes.key_width;
   sizes.ffn = model.ffn_hidden / t;
   sizes.up_width = sizes.ffn * model.mlp_inputs();
-  sizes.vocab_columns = padded_vocab(model, t) / t;
+  sizes.vocab_columns = padded_vocab(model.vocab, t) / t;
   const std::int64_t first = sizes.vocab_columns * spec.tensor_rank;
   sizes.first_token = std::min(first, model.vocab);
   sizes.vocab_rows = std::min(model.vocab, first + sizes.vocab_columns) - sizes.first_token;

@@ -12,9 +12,17 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/stage.h"
+#include "model/blocks/layer.h"
+#include "model/blocks/model.h"
 
 namespace sluice::bench {
 namespace {
+
+// Elements of the weight matrices of a layer.
+std::int64_t layer_matrix_elements(const Transformer& transformer) {
+  const Model model = transformer;
+  return layer_parameters(model.kind(0), model.style(), {}).linear;
+}
 
 Transformer model_of_one_layer(bool llama) {
   Transformer model{.name = "one layer",

@@ -1,24 +1,13 @@
 #include "model/blocks/kernel_parts.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace sluice::model::kernel_parts {
 
-Sizes sizes_of(const Transformer& model, const Training& training, const SliceShape& slice) {
-  const int t = training.tp;
+Sizes sizes_of(int hidden, bool dropout, const Training& training, const SliceShape& slice) {
   Sizes s{};
   s.rows = static_cast<double>(slice.sequences) * static_cast<double>(slice.tokens) / training.cp;
-  s.hidden = model.hidden;
-  s.query = static_cast<double>(model.query_width()) / t;
-  s.output = static_cast<double>(model.value_width()) / t;
-  s.key_value = static_cast<double>(std::max(1, model.kv_heads / t)) * (model.head_dim + model.value_head_dim());
-  s.qkv = s.query + s.key_value;
-  s.mlp = static_cast<double>(model.ffn_hidden) / t;
-  s.mlp_in = model.mlp_inputs() * s.mlp;
-  s.split = training.sequence_parallel ? s.rows / t : s.rows;
-  s.scores = s.rows * static_cast<double>(slice.context + slice.tokens) * (static_cast<double>(model.heads) / t);
-  s.mask = model.dropout ? 1 : 0;
+  s.hidden = hidden;
+  s.split = training.sequence_parallel ? s.rows / training.tp : s.rows;
+  s.mask = dropout ? 1 : 0;
   return s;
 }
 
@@ -98,58 +87,16 @@ KernelCall memory(std::string_view name, double bytes, int count) {
   return {.name = name, .kind = KernelClass::memory, .flops = 0, .bytes = bytes / count, .count = count};
 }
 
+KernelCall rated(std::string_view name, double flops, double fraction, double bytes) {
+  return {.name = name, .kind = KernelClass::rated, .flops = flops, .bytes = bytes, .fraction = fraction};
+}
+
 KernelCall all_reduce(std::string_view name, double bytes) {
   return {.name = name, .kind = KernelClass::all_reduce, .flops = 0, .bytes = bytes};
 }
 
 KernelCall all_gather(std::string_view name, double bytes) {
   return {.name = name, .kind = KernelClass::all_gather, .flops = 0, .bytes = bytes};
-}
-
-KernelCall fused_attention(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
-                           const Sizes& s, double cache, double share) {
-  const bool forward = kind == OpKind::F;
-  const double key = model.head_dim;
-  const double value = model.value_head_dim();
-  // Forward: scores and values. Backward: scores again, and the gradients of queries, keys, weights and values.
-  const double products = forward ? 2 : 5;
-  const double head_size = forward ? (key + value) / 2 : (3 * key + 2 * value) / 5;
-  const double causal = layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences;
-  const double moved = s.rows * (s.query + s.output);
-  KernelCall call{.name = forward ? "attention" : "d attention",
-                  .kind = forward ? KernelClass::attention_forward : KernelClass::attention_backward,
-                  .flops = causal * share * products * head_size / (key + value),
-                  .bytes = forward ? 2 * (moved + cache) : 2 * (2 * moved + 3 * cache),
-                  .row_flops = 2 * products * static_cast<double>(slice.context + slice.tokens) * head_size,
-                  .key_flops = 2 * products * head_size * share * static_cast<double>(model.heads) *
-                               static_cast<double>(slice.sequences * slice.tokens),
-                  .head_size = head_size};
-  call.attention = {.sequences = slice.sequences,
-                    .tokens = slice.tokens,
-                    .context = slice.context,
-                    .heads = std::llround(model.heads * share),
-                    .kv_heads = std::max<std::int64_t>(1, std::llround(model.kv_heads * share)),
-                    .head_dim = model.head_dim,
-                    .value_head_dim = model.value_head_dim()};
-  call.narrow_attention = training.narrow_attention;
-  if (value < key) call.tile_size = padded_tile(key, !forward);
-  return call;
-}
-
-void add_attention_casts(Kernels& out, const Training& training, OpKind kind, const Sizes& s) {
-  if (!training.narrow_attention) return;
-  const bool forward = kind == OpKind::F;
-  const bool four = traits_of(training.precision).bits == 4;
-  const Cast& cast = traits_of(four ? GemmPrecision::mxfp8 : training.precision).input;
-  add_cast(out, forward ? "cast of Q, K, V" : "cast of d attention's output", cast,
-           s.rows * (forward ? s.query + s.key_value : s.output));
-}
-
-KernelCall row_sums(const KernelCall& attention, const Sizes& s) {
-  KernelCall call = memory("d attention, row sums", 4 * s.rows * s.output);
-  call.attention = attention.attention;
-  call.narrow_attention = attention.narrow_attention;
-  return call;
 }
 
 void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/blocks/layer.h"
 #include "model/errors.h"
 
 namespace sluice::model {
@@ -13,17 +14,21 @@ namespace {
 constexpr double kMaxSliceBytes = 1e18;
 
 // Rejects slices whose bytes could overflow, by an upper bound of all of them together, in floating point.
-void check_countable(const Transformer& model, double expert_rows, bool scored, int layers,
-                     const MicrobatchShape& shape, int slice) {
+void check_countable(const Model& model, double expert_rows, int layers, bool scored, const MicrobatchShape& shape,
+                     int slice) {
   const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
   const double rows = tokens * shape.sequences;
-  const double latents = 2.0 * model.latent.query_rank + 2.0 * model.latent.key_value_rank;
-  const double experts =
-      expert_rows * model.experts.per_token * (model.hidden + (model.mlp_inputs() + 1.0) * model.experts.ffn_hidden) +
-      model.mlp_inputs() * (1.0 * model.experts.shared_ffn_hidden) + model.experts.count;
-  const double width = model.hidden + static_cast<double>(model.query_width() + model.key_value_width()) +
-                       static_cast<double>(model.mlp_inputs()) * model.ffn_hidden + latents + experts;
-  const double scores = scored ? model.heads * rows * (static_cast<double>(shape.context(slice)) + tokens) : 0;
+  double width = 0;  // of the widest layer
+  double heads = 0;
+  for (const Layer& layer : model.kinds()) {
+    double of_layer = model.streams * model.hidden;
+    for (const LayerStep& step : layer.steps) {
+      for (const BlockPtr& block : step.blocks) of_layer += expert_rows * block->width();
+    }
+    width = std::max(width, of_layer);
+  }
+  if (scored) heads = static_cast<double>(model.flat ? model.flat->heads : 1 << 15);
+  const double scores = heads * rows * (static_cast<double>(shape.context(slice)) + tokens);
   const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // at least the number on one device
   const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words * (1 + model.mtp_layers));
   if (bytes <= kMaxSliceBytes) return;
@@ -105,7 +110,7 @@ void add_layer_workspace(Out& out, const LayerTensors& tensors, RecomputeModules
 
 }  // namespace
 
-std::int64_t offloaded_bytes(const Transformer& model, const Training& training, const StageContents& contents) {
+std::int64_t offloaded_bytes(const Model& model, const Training& training, const StageContents& contents) {
   const std::int64_t all = stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
   const std::int64_t experts = stage_expert_parameters_per_device(model, contents, training.expert_ranks());
   const bool shards = training.distributed_optimizer;
@@ -114,7 +119,7 @@ std::int64_t offloaded_bytes(const Transformer& model, const Training& training,
   return offloaded_part(training, (training.optimizer_bytes + training.gradient_bytes) * count);
 }
 
-TransformerFootprint::TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages,
+TransformerFootprint::TransformerFootprint(Model model, Training training, std::vector<StageContents> stages,
                                            std::int64_t workspace)
     : model_(std::move(model)), training_(std::move(training)), stages_(std::move(stages)), workspace_(workspace) {
   check_training(model_, training_);
@@ -136,7 +141,7 @@ StageBytes TransformerFootprint::stage(int stage) const {
   bytes.gradients = (training_.gradient_bytes + (training_.gradient_copy ? 2 : 0)) * count;
   bytes.optimizer =
       training_.distributed_optimizer ? sharded(held, training_.optimizer_bytes) : training_.optimizer_bytes * count;
-  bytes.scratch = training_.transformer_engine ? 2 * weights_of_each_shape(held) : 0;
+  bytes.scratch = training_.transformer_engine ? 2 * stage_matrices_of_each_shape(model_, training_, held) : 0;
   bytes.scratch += workspace_ + (held.head ? deferred_bytes() : 0);
   bytes.reduced = training_.gradient_bytes * count;
   bytes.gathered = training_.distributed_optimizer ? gathered_parameter_bytes(model_, training_, held) : 0;
@@ -220,7 +225,7 @@ void TransformerFootprint::shard_parameters(const StageContents& held, StageByte
 // unit and of the next, which is prefetched, and of the last one of the stage, which is not resharded; the 16-bit
 // gradients of a unit, and those of the previous unit in the format of the reduction. ZeRO 2 has the latter alone.
 std::int64_t TransformerFootprint::unit_bytes(const StageContents& held) const {
-  const std::vector<StageContents> units = sharded_units(held);
+  const std::vector<StageContents> units = sharded_units(model_, held);
   const bool reduces = training_.reduces_per_op() && training_.data_ranks() > 1;
   const bool shards = training_.zero_stage() == 3;
   const auto gathered = [&](const StageContents& unit) {
@@ -238,25 +243,6 @@ std::int64_t TransformerFootprint::unit_bytes(const StageContents& held) const {
   return most;
 }
 
-// Elements of the matrices of one layer of each kind, of one expert, and of the head.
-std::int64_t TransformerFootprint::weights_of_each_shape(const StageContents& held) const {
-  const std::int64_t tp = training_.tp;
-  std::int64_t count = 0;
-  const bool predicts = held.mtp_layers > 0;
-  const bool expert_prediction = predicts && model_.last_kind() == LayerKind::experts;
-  if (held.layers > 0 || predicts) count += attention_matrix_elements(model_) / tp;
-  if (predicts) count += 2 * std::int64_t{model_.hidden} * model_.hidden / tp;
-  if (held.layers > held.expert_layers || (predicts && !expert_prediction)) {
-    count += mlp_matrix_elements(model_, model_.ffn_hidden) / tp;
-  }
-  if (held.expert_layers > 0 || expert_prediction) {
-    count += mlp_matrix_elements(model_, model_.experts.ffn_hidden) / training_.etp +
-             mlp_matrix_elements(model_, model_.experts.shared_ffn_hidden) / tp;
-  }
-  if (held.head) count += padded_vocab(model_, training_.tp) / tp * model_.hidden;
-  return count;
-}
-
 std::int64_t TransformerFootprint::tied_embedding_bytes() const {
   const bool copied = std::any_of(stages_.begin(), stages_.end(),
                                   [](const StageContents& held) { return held.tied_copy || held.mtp_embedding; });
@@ -264,14 +250,17 @@ std::int64_t TransformerFootprint::tied_embedding_bytes() const {
   return padded_vocab(model_, training_.tp) / training_.tp * model_.hidden * training_.gradient_bytes;
 }
 
-LayerTensors TransformerFootprint::tensors_of(LayerKind kind, bool predicts, const SliceSize& size) const {
-  LayerTensors out = layer_tensors(model_, training_, kind, size.rows);
-  if (!training_.flash_attention) {
-    out.push_back(score_tensor(model_, training_, size.rows / size.tokens, size.tokens, size.context));
-  }
+LayerTensors TransformerFootprint::tensors_of(int kind, bool predicts, const SliceSize& size) const {
+  const TensorCall call{.training = training_,
+                        .hidden = model_.hidden,
+                        .tokens = size.tokens,
+                        .rows = size.rows,
+                        .context = size.context,
+                        .sliced = size.sliced};
+  LayerTensors out = layer_tensors(model_.kind(kind), model_.style(), call);
   if (!predicts) return out;
   out.front().recomputed_by = RecomputeModule::layer;  // its input is that of the projection
-  add_projection_tensors(model_, training_, size.rows, out);
+  add_projection_tensors(call, model_.dropout, out);
   return out;
 }
 
@@ -333,8 +322,8 @@ std::int64_t TransformerFootprint::split_width(const SliceSize& size) const {
 template <typename Out>
 void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& held = stages_[stage];
-  check_countable(model_, std::max(1.0, training_.most_expert_rows(model_.experts)), !training_.flash_attention,
-                  held.layers + held.mtp_layers, shape, slice);
+  check_countable(model_, std::max(1.0, training_.most_expert_rows(model_.experts)), held.layers + held.mtp_layers,
+                  !training_.flash_attention, shape, slice);
   const std::int64_t tokens = shape.slice_lengths[slice] / training_.cp;
   const SliceSize size{.tokens = tokens,
                        .rows = tokens * shape.sequences,
@@ -344,11 +333,11 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
   RecomputeModules modules;
   if (full) modules = RecomputeModule::layer;
   if (training_.recompute == Training::Recompute::selective) modules = training_.recompute_modules;
-  const StageContents again = recomputed_layers(training_, held);
+  const StageContents again = recomputed_layers(model_, training_, held);
   LayerTensors layer;  // the last
   // Not yet taken by a layer.
   std::int64_t received = training_.torch_pipelining && !held.embedding ? 1 : 0;
-  const auto add = [&](LayerKind kind, bool predicts, int count, int recomputed) {
+  const auto add = [&](int kind, bool predicts, int count, int recomputed) {
     if (count == 0) return;
     layer = tensors_of(kind, predicts, size);
     if (recomputed > 0) add_layers(out, layer, recomputed, modules, size.sliced, std::exchange(received, 0));
@@ -357,10 +346,13 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
                  std::exchange(received, 0));
     }
   };
-  const auto recomputed = again.by_kind();
-  const auto all = held.by_kind();
-  for (std::size_t i = 0; i < all.size(); ++i) add(all[i].first, false, all[i].second, recomputed[i].second);
-  add(model_.last_kind(), true, held.mtp_layers, again.mtp_layers);
+  const KindCounts recomputed = layers_by_kind(model_, again);
+  for (const auto& [kind, count] : layers_by_kind(model_, held)) {
+    const auto found = std::find_if(recomputed.begin(), recomputed.end(),
+                                    [of = kind](const KindCount& each) { return each.kind == of; });
+    add(kind, false, count, found == recomputed.end() ? 0 : found->layers);
+  }
+  add(model_.mtp_kind, true, held.mtp_layers, again.mtp_layers);
   add_layer_workspace(out, layer, modules, size.sliced);
   if (held.embedding && model_.dropout) {
     out.push_back(
@@ -378,7 +370,7 @@ template <typename Out>
 void TransformerFootprint::add_transfers(Out& out, int stage, const SliceSize& size) const {
   const StageContents& held = stages_[stage];
   const std::int64_t ranks = training_.splits_transfers() ? training_.tp : 1;
-  const std::int64_t boundary = 2 * ((size.rows * model_.hidden + ranks - 1) / ranks);
+  const std::int64_t boundary = 2 * ((size.rows * model_.hidden * model_.streams + ranks - 1) / ranks);
   bool predicted = false;
   for (int before = 0; before < stage; ++before) predicted |= stages_[before].mtp_layers > 0;
   const std::int64_t passes = 1 + model_.mtp_layers;

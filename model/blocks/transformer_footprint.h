@@ -3,16 +3,15 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/layer_tensors.h"
+#include "model/blocks/stage.h"
 #include "model/graph/footprint.h"
-#include "model/workload/layer_tensors.h"
-#include "model/workload/training.h"
-#include "model/workload/transformer.h"
 
 namespace sluice::model {
 
 // Returns the host memory of one device for a stage with Training::optimizer_offload: the states of this fraction of
 // the parameters and a copy of their gradients.
-std::int64_t offloaded_bytes(const Transformer& model, const Training& training, const StageContents& contents);
+std::int64_t offloaded_bytes(const Model& model, const Training& training, const StageContents& contents);
 
 // Bytes of a transformer's stages on one device, in mixed precision with Adam: 2 per weight, 2 or 4 per gradient, 12
 // per parameter of optimizer state. With ZeRO 3, as in FSDP2: 4 per sharded weight, gradient and Adam moment, and the
@@ -32,8 +31,7 @@ class TransformerFootprint : public Footprint {
  public:
   // `workspace` is of the GEMM libraries, for the whole run. Throws InputError if the training is invalid for the model
   // (check_training).
-  TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages,
-                       std::int64_t workspace = 0);
+  TransformerFootprint(Model model, Training training, std::vector<StageContents> stages, std::int64_t workspace = 0);
 
   StageBytes stage(int stage) const override;
   std::string stage_formula(std::int64_t StageBytes::*field) const override;
@@ -59,18 +57,17 @@ class TransformerFootprint : public Footprint {
   void add_head_workspace(Out& out, const SliceSize& size) const;
   template <typename Out>
   void add_transfers(Out& out, int stage, const SliceSize& size) const;
-  LayerTensors tensors_of(LayerKind kind, bool predicts, const SliceSize& size) const;
+  LayerTensors tensors_of(int kind, bool predicts, const SliceSize& size) const;
   std::int64_t deferred_bytes() const;
   bool keeps_logits() const;
   std::int64_t split_width(const SliceSize& size) const;  // of the hidden states, where norms are computed
-  std::int64_t weights_of_each_shape(const StageContents& held) const;
   std::int64_t parameters_of(const StageContents& held) const;
   std::int64_t sharded(const StageContents& held, std::int64_t bytes_per_parameter) const;
   void offload_optimizer(const StageContents& held, StageBytes& bytes) const;
   void shard_parameters(const StageContents& held, StageBytes& bytes) const;
   std::int64_t unit_bytes(const StageContents& held) const;
 
-  Transformer model_;
+  Model model_;
   Training training_;
   std::vector<StageContents> stages_;
   std::int64_t workspace_;

@@ -9,7 +9,6 @@
 
 #include "model/blocks/expert_routing.h"
 #include "model/blocks/kernel_parts.h"
-#include "model/cost/expert_kernels.h"
 #include "model/errors.h"
 
 namespace sluice::model {
@@ -46,25 +45,15 @@ void set_launches(const Training& training, const Software& software, std::vecto
   }
 }
 
-KernelPart::Kind kind_of(LayerKind layer) {
-  return layer == LayerKind::dense ? KernelPart::Kind::dense_layer : KernelPart::Kind::expert_layer;
-}
-
-const Training& checked(const Transformer& model, const Training& training) {
+const Training& checked(const Model& model, const Training& training) {
   check_training(model, training);
   return training;
 }
 
 }  // namespace
 
-std::string_view KernelPart::name() const {
-  static constexpr std::array<std::string_view, 6> kNames = {"embedding", "layer", "MoE layer",
-                                                             "MTP layer", "head",  "sharding"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
-AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vector<StageContents> stages,
-                           Cluster cluster, Software software, KernelTimes measured)
+AnalyticCost::AnalyticCost(Model model, const Training& training, std::vector<StageContents> stages, Cluster cluster,
+                           Software software, KernelTimes measured)
     : model_(std::move(model)),
       training_(checked(model_, training)),
       stages_(std::move(stages)),
@@ -136,6 +125,10 @@ KernelTime AnalyticCost::predicted_time(const KernelCall& call) const {
       time.compute_s /= software_.attention_speed;
       return time;
     }
+    case KernelClass::rated:
+      return {.compute_s = call.flops / (gpu.peak_of(16) * call.fraction),
+              .memory_s = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
+              .launch_s = gpu.kernel_s};
     default: break;
   }
   const double efficiency =
@@ -520,14 +513,17 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
   using Kind = KernelPart::Kind;
   const StageContents& held = contents(stage);
   std::vector<KernelPart> out;
-  if (held.embedding) out.push_back({Kind::embedding, 1, embedding_kernels(model_, training_, kind, slice)});
-  for (const auto& [layer, count] : held.by_kind()) {
-    if (count > 0) out.push_back({kind_of(layer), count, layer_kernels(model_, training_, kind, slice, layer)});
+  const auto add = [&](Kind part, const std::string& name, int repeats, Kernels calls, int layer = 0) {
+    out.push_back({.kind = part, .repeats = repeats, .calls = std::move(calls), .layer = layer, .name = name});
+  };
+  if (held.embedding) add(Kind::embedding, "embedding", 1, embedding_kernels(model_, training_, kind, slice));
+  for (const auto& [layer, count] : layers_by_kind(model_, held)) {
+    add(Kind::layer, model_.kind(layer).name, count, layer_kernels(model_, training_, kind, slice, layer), layer);
   }
   if (held.mtp_layers > 0) {
-    out.push_back({Kind::mtp_layer, held.mtp_layers, mtp_kernels(model_, training_, kind, slice)});
+    add(Kind::mtp_layer, "MTP layer", held.mtp_layers, mtp_kernels(model_, training_, kind, slice));
   }
-  if (held.head) out.push_back({Kind::head, 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice)});
+  if (held.head) add(Kind::head, "head", 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice));
   set_launches(training_, software_, out);
   add_sharding(kind, stage, slice, out);
   return out;
@@ -548,7 +544,7 @@ void AnalyticCost::add_sharding(OpKind kind, int stage, const SliceShape& slice,
   const bool gathers = training_.gathers_per_op() && (forward || (kind != OpKind::W && training_.reshards()));
   const bool reduces = training_.reduces_per_op() && (kind == OpKind::B || kind == OpKind::W);
   if (!gathers && !reduces) return;
-  const std::vector<StageContents> contents_of = sharded_units(contents(stage));
+  const std::vector<StageContents> contents_of = sharded_units(model_, contents(stage));
   const std::vector<KernelPart> again =
       forward || kind == OpKind::W ? std::vector<KernelPart>() : recompute_parts(stage, slice);
   std::vector<ShardedUnit> units;
@@ -568,8 +564,9 @@ void AnalyticCost::add_sharding(OpKind kind, int stage, const SliceShape& slice,
           kernel_parts::memory("copy of gradients", (2 + training_.gradient_bytes) * parameters / passes));
     }
     const ShardedUnit unit = sharded_unit(first, gathers, reduces);
-    const auto repeated =
-        std::find_if(again.begin(), again.end(), [&](const KernelPart& each) { return each.kind == part.kind; });
+    const auto repeated = std::find_if(again.begin(), again.end(), [&](const KernelPart& each) {
+      return each.kind == part.kind && each.layer == part.layer;
+    });
     const double compute = passes * part_s(part);
     const double recompute = repeated == again.end() ? 0 : part_s(*repeated);
     for (int i = 0; i < count; ++i) {
@@ -582,7 +579,7 @@ void AnalyticCost::add_sharding(OpKind kind, int stage, const SliceShape& slice,
   if (!forward && !units.empty()) units.back().gather_s = 0;  // still gathered after the forward
   if (!forward) std::reverse(units.begin(), units.end());
   const ShardingTime time = sharding_time(units, cluster_.gpu.overlap_slowdown);
-  KernelPart added{.kind = KernelPart::Kind::sharding};
+  KernelPart added{.kind = KernelPart::Kind::sharding, .name = "sharding"};
   const auto add = [&](std::string_view name, double bytes, double seconds) {
     added.calls.push_back({.name = name, .kind = KernelClass::sharding, .bytes = bytes, .added_s = seconds});
   };
@@ -596,20 +593,21 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShap
   std::vector<KernelPart> out;
   if (training_.recompute == Training::Recompute::none) return out;
   const bool full = training_.recompute == Training::Recompute::full;
-  const StageContents again = full ? recomputed_layers(training_, contents(stage)) : contents(stage);
-  const auto add = [&](KernelPart::Kind kind, int count, std::vector<KernelCall> calls) {
-    if (!calls.empty()) out.push_back({kind, count, std::move(calls)});
+  const StageContents again = full ? recomputed_layers(model_, training_, contents(stage)) : contents(stage);
+  const auto add = [&](KernelPart::Kind kind, const std::string& name, int count, Kernels calls, int layer = 0) {
+    if (calls.empty()) return;
+    out.push_back({.kind = kind, .repeats = count, .calls = std::move(calls), .layer = layer, .name = name});
   };
-  for (const auto& [layer, count] : again.by_kind()) {
-    if (count == 0) continue;
-    add(kind_of(layer), count,
+  for (const auto& [layer, count] : layers_by_kind(model_, again)) {
+    add(KernelPart::Kind::layer, model_.kind(layer).name, count,
         full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
-             : recomputed_module_kernels(model_, training_, slice, layer));
+             : recomputed_module_kernels(model_, training_, slice, layer),
+        layer);
   }
   if (again.mtp_layers > 0) {
-    add(KernelPart::Kind::mtp_layer, again.mtp_layers,
+    add(KernelPart::Kind::mtp_layer, "MTP layer", again.mtp_layers,
         full ? mtp_recomputed_kernels(model_, training_, slice)
-             : recomputed_module_kernels(model_, training_, slice, model_.last_kind()));
+             : recomputed_module_kernels(model_, training_, slice, model_.mtp_kind));
   }
   set_launches(training_, software_, out);
   return out;

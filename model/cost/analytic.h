@@ -5,27 +5,28 @@
 #include <utility>
 #include <vector>
 
+#include "model/blocks/stage.h"
+#include "model/blocks/stage_kernels.h"
 #include "model/cluster/placement.h"
 #include "model/cost/collectives.h"
 #include "model/cost/contention.h"
 #include "model/cost/cost_model.h"
 #include "model/cost/kernel_times.h"
 #include "model/cost/sharded_units.h"
-#include "model/cost/stage_kernels.h"
 #include "model/weave/weave.h"
 
 namespace sluice::model {
 
 // A part of a stage and the number of times it occurs.
 struct KernelPart {
-  enum class Kind : std::uint8_t { embedding, dense_layer, expert_layer, mtp_layer, head, sharding };
-  Kind kind = Kind::dense_layer;
+  enum class Kind : std::uint8_t { embedding, layer, mtp_layer, head, sharding };
+  Kind kind = Kind::layer;
   int repeats = 1;
   std::vector<KernelCall> calls;
+  int layer = 0;          // of a layer: the index of its kind in the model
+  std::string name = {};  // "embedding", "layer" or the name of another kind, "MTP layer", "head", "sharding"
 
-  bool is_layer() const { return kind >= Kind::dense_layer && kind <= Kind::mtp_layer; }
-  // Returns "embedding", "layer", "MoE layer", "MTP layer", "head" or "sharding".
-  std::string_view name() const;
+  bool is_layer() const { return kind == Kind::layer || kind == Kind::mtp_layer; }
 };
 
 // Predicts the times of a transformer on a cluster from its kernels and the catalogue's constants. Kernels with a
@@ -43,7 +44,7 @@ class AnalyticCost : public CostModel {
  public:
   // Throws InputError if training and model do not fit (check_training), the cluster is too small (Placement), or its
   // GPUs lack the training's precision. `measured` times must be of the cluster's GPU.
-  AnalyticCost(Transformer model, const Training& training, std::vector<StageContents> stages, Cluster cluster,
+  AnalyticCost(Model model, const Training& training, std::vector<StageContents> stages, Cluster cluster,
                Software software, KernelTimes measured = {});
 
   // Shapes are in tokens.
@@ -132,7 +133,7 @@ class AnalyticCost : public CostModel {
   // The fraction of routed experts in the parameters on one device.
   double expert_share(const StageContents& held) const;
 
-  Transformer model_;
+  Model model_;
   Training training_;
   std::vector<StageContents> stages_;
   std::vector<int> alike_;

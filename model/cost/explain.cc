@@ -23,7 +23,7 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
     for (const KernelCall& call : part.calls) {
       const double seconds = cost.kernel_s(call);
       const int count = call.count * part.repeats;
-      out.kernels.push_back({.part = std::string(part.name()),
+      out.kernels.push_back({.part = part.name,
                              .name = std::string(call.name),
                              .count = count,
                              .flops = call.flops * count,
@@ -36,7 +36,7 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
     const int issued = cost.launches(part.calls);
     const double host = cost.host_s(issued);
     if (host > device) {
-      out.kernels.push_back({.part = std::string(part.name()),
+      out.kernels.push_back({.part = part.name,
                              .name = "waiting for the host",
                              .count = issued * part.repeats,
                              .seconds = part.repeats * (host - device),

@@ -70,10 +70,6 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
           .launch_s = g.launch_s + (shape.apart ? shape.batch * g.group_s : 0)};
 }
 
-double padded_tile(double key_size, bool backward) {
-  return backward ? std::exp2(std::ceil(std::log2(key_size))) : key_size;
-}
-
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes) {
   const AttentionConstants& a = rates_of(gpu, shape);
   const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops + a.overhead_keys * shape.key_flops;

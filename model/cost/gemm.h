@@ -1,36 +1,11 @@
 // Public header.
 #pragma once
 
-#include <compare>
-#include <cstdint>
-
-#include "model/namespaces.h"
+#include "model/blocks/kernel_call.h"
 
 namespace sluice::model {
 
 struct Gpu;
-
-// What a GEMM of a linear layer computes, which determines the layout of its operands (row-major: [m, k] and [n, k],
-// [m, k] and [k, n], [k, m] and [k, n]).
-enum class GemmPass : std::uint8_t { forward, input_gradient, weight_gradient };
-
-// A batch of `batch` GEMMs [m, k] x [k, n].
-struct GemmShape {
-  double m = 0;
-  double n = 0;
-  double k = 0;
-  double batch = 1;
-  double result_bytes = 2;  // bytes moved per element of the result: 2 if written, 8 if an fp32 sum is read and written
-
-  bool apart = false;                 // the GEMMs are launched one after another, as for experts
-  bool fused = false;                 // one kernel for all experts, with what follows them
-  int bits = 16;                      // of an operand's element: 16, 8 or 4
-  double operand_bytes = 2;           // of an operand's element, with its part of the scales
-  GemmPass pass = GemmPass::forward;  // does not change the predicted time
-
-  double flops() const { return 2 * batch * m * n * k; }
-  double bytes() const { return batch * (operand_bytes * (m * k + k * n) + result_bytes * m * n); }
-};
 
 // The components of a kernel's time, in seconds. Arithmetic and memory traffic overlap: seconds() is the fourth root of
 // the sum of their fourth powers, a smooth maximum, plus the launch.
@@ -54,19 +29,6 @@ struct KernelTime {
 // except that k is split into whole parts only. m, n, k and batch must be above 0, and the GPU must have the format.
 KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes);
 
-// The tensors of a fused causal attention on one device. `sequences` 0: unknown.
-struct AttentionShape {
-  std::int64_t sequences = 0;
-  std::int64_t tokens = 0;   // queries per sequence
-  std::int64_t context = 0;  // keys before the first query
-  std::int64_t heads = 0;
-  std::int64_t kv_heads = 0;
-  std::int64_t head_dim = 0;
-  std::int64_t value_head_dim = 0;
-
-  friend auto operator<=>(const AttentionShape&, const AttentionShape&) = default;  // NOLINT(modernize-use-nullptr)
-};
-
 // Fused attention that executes `flops`, on tiles of query rows. In causal attention the last tiles are the longest:
 // the kernel takes the time of tail_rows more rows on every multiprocessor, where one row of one head takes `row_flops`
 // (over all keys that it attends to). Every row takes the time of overhead_keys more keys, where one key takes
@@ -81,8 +43,6 @@ struct AttentionWork {
   bool backward = false;
   bool narrow = false;  // operands of 8 bits
 };
-// The tile_size of attention whose values are smaller than its keys, of `key_size` elements.
-double padded_tile(double key_size, bool backward);
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes);
 
 }  // namespace sluice::model

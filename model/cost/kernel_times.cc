@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "model/blocks/stage_kernels.h"
 #include "model/cluster/cluster.h"
-#include "model/cost/stage_kernels.h"
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"

@@ -47,7 +47,7 @@ int num_output_buffers(const Schedule& schedule, int rank) {
 
 }  // namespace
 
-bool has_run_memory(const CostTable& table, const Transformer& model, const Training& training) {
+bool has_run_memory(const CostTable& table, const Model& model, const Training& training) {
   if (table.memory.parts.empty() || model.has_experts() || model.mtp_layers > 0) return false;
   if (training.zero_stage() > 0 || training.cp > 1 || training.recompute == Training::Recompute::selective) {
     return false;
@@ -57,7 +57,7 @@ bool has_run_memory(const CostTable& table, const Transformer& model, const Trai
                      [&](const PartMemory& part) { return part.recompute == recompute; });
 }
 
-RunFootprint::RunFootprint(RunMemory memory, const Transformer& model, const Training& training,
+RunFootprint::RunFootprint(RunMemory memory, const Model& model, const Training& training,
                            const std::vector<StageContents>& stages, const Schedule& schedule)
     : memory_(std::move(memory)) {
   const bool recompute = training.recompute == Training::Recompute::full;

@@ -3,24 +3,24 @@
 #include <cstdint>
 #include <vector>
 
+#include "model/blocks/stage.h"
 #include "model/cost/cost_table.h"
 #include "model/graph/footprint.h"
 #include "model/schedule/schedule.h"
-#include "model/workload/training.h"
 
 namespace sluice::model {
 
 // Returns whether the executor's memory in a cost file holds for a training: none of its layers has experts, optimizer
 // states are not sharded, and layers are recomputed as a whole or not at all.
-bool has_run_memory(const CostTable& table, const Transformer& model, const Training& training);
+bool has_run_memory(const CostTable& table, const Model& model, const Training& training);
 
 // The bytes of stages as the executor laid them out when it measured the times of a cost file, for other stages and
 // slices of the same model.
 class RunFootprint : public Footprint {
  public:
   // Precondition: has_run_memory.
-  RunFootprint(RunMemory memory, const Transformer& model, const Training& training,
-               const std::vector<StageContents>& stages, const Schedule& schedule);
+  RunFootprint(RunMemory memory, const Model& model, const Training& training, const std::vector<StageContents>& stages,
+               const Schedule& schedule);
 
   StageBytes stage(int stage) const override { return stages_[static_cast<std::size_t>(stage)].bytes; }
   SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override;

@@ -29,7 +29,7 @@ auto with_place(const Scenario& scenario, const char* place, const Work& work) {
 
 }  // namespace
 
-std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
+std::vector<StageContents> split_stages(const Model& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers,
                                         int mtp_stage) {
   std::vector<StageContents> stages =
@@ -62,7 +62,7 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const 
   std::optional<CostTable> table;
   if (scenario_.model && scenario_.cost == CostKind::fitted) {
     table = read_cost_table(scenario_.cost_file);
-    check_model_shape(table->shape, table->source, *scenario_.model);
+    check_model_shape(table->shape, table->source, scenario_.model->transformer("times of a cost file"));
   }
   if (scenario_.model) {
     split_model(schedule, stages);
@@ -97,7 +97,7 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
 
 // That of the executor, if it measured the costs.
 void ScenarioCosts::make_footprint(const Schedule& schedule, const std::optional<CostTable>& table) {
-  const Transformer& model = *scenario_.model;
+  const Model& model = *scenario_.model;
   footprint_ = std::make_unique<TransformerFootprint>(model, scenario_.training, stages_, library_workspace());
   if (!table || !has_run_memory(*table, model, scenario_.training)) return;
   footprint_ = std::make_unique<RunFootprint>(table->memory, model, scenario_.training, stages_, schedule);

@@ -6,18 +6,18 @@
 #include <span>
 #include <vector>
 
+#include "model/blocks/stage.h"
 #include "model/cost/cost_model.h"
 #include "model/cost/fitted.h"
 #include "model/graph/lowering.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
-#include "model/workload/training.h"
 
 namespace sluice::model {
 
 // Returns the stages into which a model is cut for a schedule (split_layers). Where every rank of the last stage also
 // has the first one, the head reads that embedding and has no copy. Throws InputError.
-std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
+std::vector<StageContents> split_stages(const Model& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers,
                                         int mtp_stage = kLastStage);
 

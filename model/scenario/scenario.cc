@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "model/blocks/layer.h"
+#include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
 #include "model/input/json_reader.h"
@@ -81,12 +83,10 @@ class Reading {
     if (model.json().is_string()) {
       scenario_.model = read_model_file(model);
     } else {
-      scenario_.model = model.has("model_type") ? transformer_from_hf(model) : transformer_from_json(model);
-      if (model.has("name")) {
-        scenario_.model->name = model.string("name");
-      } else {
-        scenario_.model->name = fmt::format("{} layers of {}", scenario_.model->layers, scenario_.model->hidden);
-      }
+      scenario_.model = model_from_json(model);
+      scenario_.model->set_name(model.has("name")
+                                    ? model.string("name")
+                                    : fmt::format("{} layers of {}", scenario_.model->layers, scenario_.model->hidden));
     }
   }
 
@@ -95,12 +95,11 @@ class Reading {
     if (!root_.has("mtp_num_layers")) return;
     const JsonReader layers = root_.at("mtp_num_layers");
     if (!scenario_.model) layers.fail("requires a model (--model)");
-    scenario_.model->mtp_layers = layers.json().get<int>();
-    check_transformer(*scenario_.model);
+    scenario_.model->set_mtp_layers(layers.json().get<int>());
   }
 
   // Reads a file, a folder with a config.json, or a model of the catalogue. A file precedes a model of the same name.
-  Transformer read_model_file(const JsonReader& model) const {
+  Model read_model_file(const JsonReader& model) const {
     namespace fs = std::filesystem;
     const std::string name = model.string();
     std::string path = resolved(name);
@@ -196,14 +195,17 @@ class Reading {
   }
 
   // Throws InputError if no layer of the model has this module.
-  static void check_recomputed(const Transformer& model, RecomputeModule module, const JsonReader& name) {
+  static void check_recomputed(const Model& model, RecomputeModule module, const JsonReader& name) {
     const bool of_experts = module == RecomputeModule::experts || module == RecomputeModule::activation;
     if (of_experts && !model.has_experts()) name.fail("requires a model with experts");
     if (module == RecomputeModule::shared_experts && model.experts.shared_ffn_hidden == 0) {
       name.fail("requires a model with shared experts");
     }
-    if (module == RecomputeModule::mlp && model.dense_layers() == 0) name.fail("requires a model with dense layers");
-    if (module == RecomputeModule::up_projection && !model.has_latent_attention()) {
+    const auto has = [&](std::string_view kind) {
+      return model.any_block([&](const Block& block) { return block.kind() == kind; });
+    };
+    if (module == RecomputeModule::mlp && !has("mlp")) name.fail("requires a model with dense layers");
+    if (module == RecomputeModule::up_projection && !has("latent_attention")) {
       name.fail("requires a model with latent attention");
     }
   }

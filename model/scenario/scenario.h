@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/stage.h"
 #include "model/cluster/cluster.h"
 #include "model/cost/kernel_times.h"
 #include "model/cost/uniform.h"
@@ -14,8 +15,6 @@
 #include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"
 #include "model/schedule/schedule.h"
-#include "model/workload/training.h"
-#include "model/workload/transformer.h"
 
 namespace sluice::model {
 
@@ -25,7 +24,7 @@ enum class CostKind : std::uint8_t { uniform, analytic, fitted };
 // scenario file ("sluice.scenario/1", docs/formats.md), which the command line's flags override.
 struct Scenario {
   std::string source;  // its name in errors
-  std::optional<Transformer> model;
+  std::optional<Model> model;
   std::optional<Cluster> cluster;
   Software software;                      // by default the catalogue's megatron-lm
   Training training;                      // pp is 0 until it is known from the schedule

@@ -9,7 +9,7 @@
 namespace sluice::model {
 namespace {
 
-void check_imbalance(const JsonReader& imbalance, double value, const Transformer& model) {
+void check_imbalance(const JsonReader& imbalance, double value, const Model& model) {
   if (!model.has_experts()) imbalance.fail("requires a model with experts");
   const double most = largest_imbalance(model.experts, model.experts.count);
   if (value <= most) return;
@@ -18,7 +18,7 @@ void check_imbalance(const JsonReader& imbalance, double value, const Transforme
 }
 
 // Megatron-LM's other dispatchers drop no tokens.
-void check_capacity(const JsonReader& factor, const std::optional<Transformer>& model, const Training& training) {
+void check_capacity(const JsonReader& factor, const std::optional<Model>& model, const Training& training) {
   if (training.token_dispatcher != Training::TokenDispatcher::all_to_all) {
     factor.fail("requires moe_token_dispatcher alltoall");
   }
@@ -27,7 +27,7 @@ void check_capacity(const JsonReader& factor, const std::optional<Transformer>& 
 
 constexpr GraphModules kPartsOfMoe = GraphModules(GraphModule::moe_router) | GraphModule::moe_preprocess;
 
-GraphModules modules_in(const JsonReader& list, const std::optional<Transformer>& model) {
+GraphModules modules_in(const JsonReader& list, const std::optional<Model>& model) {
   const std::vector<std::string>& names = graph_module_names();
   GraphModules out;
   for (const JsonReader& element : list.elements()) {
@@ -46,7 +46,7 @@ GraphModules modules_in(const JsonReader& list, const std::optional<Transformer>
 
 }  // namespace
 
-void check_expert_load(JsonReader& parallelism, const std::optional<Transformer>& model, const Training& training) {
+void check_expert_load(JsonReader& parallelism, const std::optional<Model>& model, const Training& training) {
   if (training.expert_imbalance > 1 && model) {
     check_imbalance(parallelism.at("expert_imbalance"), training.expert_imbalance, *model);
   }
@@ -56,7 +56,7 @@ void check_expert_load(JsonReader& parallelism, const std::optional<Transformer>
   }
 }
 
-void check_fused_experts(JsonReader& parallelism, const std::optional<Transformer>& model, const Training& training) {
+void check_fused_experts(JsonReader& parallelism, const std::optional<Model>& model, const Training& training) {
   if (!training.fused_grouped_mlp) return;
   const JsonReader fused = parallelism.at("fused_grouped_mlp");
   if (model && !model->has_experts()) fused.fail("requires a model with experts");
@@ -64,7 +64,7 @@ void check_fused_experts(JsonReader& parallelism, const std::optional<Transforme
   if (training.etp > 1) fused.fail("requires etp 1");
 }
 
-void read_graph_modules(JsonReader& parallelism, const std::optional<Transformer>& model, Training& training) {
+void read_graph_modules(JsonReader& parallelism, const std::optional<Model>& model, Training& training) {
   using enum Training::GraphImplementation;
   const bool by_module = training.graph_implementation == local || training.graph_implementation == transformer_engine;
   if (parallelism.has("cuda_graph_modules")) {

@@ -2,9 +2,8 @@
 
 #include <optional>
 
+#include "model/blocks/model.h"
 #include "model/input/json_reader.h"
-#include "model/workload/training.h"
-#include "model/workload/transformer.h"
 
 namespace sluice::model {
 
@@ -12,11 +11,11 @@ namespace sluice::model {
 // throws InputError at the key.
 
 // How many tokens the experts of a rank get: imbalance, capacity and padding.
-void check_expert_load(JsonReader& parallelism, const std::optional<Transformer>& model, const Training& training);
+void check_expert_load(JsonReader& parallelism, const std::optional<Model>& model, const Training& training);
 // Fused experts are grouped, and not split.
-void check_fused_experts(JsonReader& parallelism, const std::optional<Transformer>& model, const Training& training);
+void check_fused_experts(JsonReader& parallelism, const std::optional<Model>& model, const Training& training);
 // Reads cuda_graph_modules: modules must be the model's, and exclude or require others as in Megatron-LM
 // (megatron/core/transformer/transformer_config.py).
-void read_graph_modules(JsonReader& parallelism, const std::optional<Transformer>& model, Training& training);
+void read_graph_modules(JsonReader& parallelism, const std::optional<Model>& model, Training& training);
 
 }  // namespace sluice::model

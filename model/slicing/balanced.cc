@@ -4,30 +4,50 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "model/errors.h"
 
 namespace sluice::model {
+namespace {
 
-std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t tokens, int slices,
-                                          std::int64_t multiple) {
+// The number of tokens with the first `part` of `parts` equal parts of a sequence's FLOPs. The first x tokens cost
+// a x + b x^2, with a from the matrices and b from attention.
+double closed_cut(const Model& model, std::int64_t tokens, int part, int parts) {
+  const SliceFlops one = slice_flops(model, 1, 0);
+  const double a = one.matrices;
+  const double b = one.attention;  // 4 a d / 2 per layer
+  const auto n = static_cast<double>(tokens);
+  const double share = (a * n + b * n * n) * part / parts;
+  return b > 0 ? 2 * share / (a + std::sqrt(a * a + 4 * b * share)) : share / a;
+}
+
+// The same for any layers: between two tokens in proportion.
+double searched_cut(const Model& model, std::int64_t tokens, int part, int parts) {
+  const auto flops = [&](std::int64_t first) { return slice_flops(model, first, 0).forward(); };
+  const double share = flops(tokens) * part / parts;
+  std::int64_t low = 0;
+  std::int64_t high = tokens;
+  while (high - low > 1) {
+    const std::int64_t middle = std::midpoint(low, high);
+    (flops(middle) <= share ? low : high) = middle;
+  }
+  const double below = flops(low);
+  const double step = flops(high) - below;
+  return static_cast<double>(low) + (step > 0 ? (share - below) / step : 0);
+}
+
+}  // namespace
+
+std::vector<std::int64_t> balanced_slices(const Model& model, std::int64_t tokens, int slices, std::int64_t multiple) {
   if (slices < 1 || multiple < 1 || slices > tokens / multiple) {
     throw InputError(fmt::format("expected at most {} slices of a sequence of {} tokens in multiples of {}, got {}",
                                  multiple < 1 ? 0 : tokens / multiple, tokens, multiple, slices));
   }
-  // The first x tokens cost a x + b x^2 per layer, with a from the matrices (mean over layers of both kinds) and b from
-  // attention.
-  const SliceFlops one = layer_slice_flops(model, 1, 0);
-  const double experts = static_cast<double>(model.layers - model.dense_layers()) / model.layers;
-  const double a = (1 - experts) * one.matrices + experts * layer_slice_flops(model, 1, 0, LayerKind::experts).matrices;
-  const double b = one.attention;  // 4 a d / 2
-  const auto n = static_cast<double>(tokens);
-  const double whole = a * n + b * n * n;
   std::vector<std::int64_t> out;
   std::int64_t begin = 0;
   for (int i = 1; i <= slices; ++i) {
-    const double share = whole * i / slices;
-    const double cut = b > 0 ? 2 * share / (a + std::sqrt(a * a + 4 * b * share)) : share / a;
+    const double cut = model.flat ? closed_cut(model, tokens, i, slices) : searched_cut(model, tokens, i, slices);
     std::int64_t end = std::llround(cut / static_cast<double>(multiple)) * multiple;
     end = i == slices ? tokens : std::clamp(end, begin + multiple, tokens - (slices - i) * multiple);
     out.push_back(end - begin);

@@ -3,15 +3,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/workload/transformer.h"
+#include "model/blocks/model.h"
 
 namespace sluice::model {
 
-// Returns `slices` lengths of a sequence of `tokens` with equal FLOPs per layer under causal attention; earlier slices
-// are longer (Sun et al. 2024, Seq1F1B, 3.3: computation-wise partition; in closed form). Cuts are rounded to multiples
-// of `multiple`. Throws InputError if the sequence has fewer multiples than slices.
-std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t tokens, int slices,
-                                          std::int64_t multiple);
+// Returns `slices` lengths of a sequence of `tokens` with equal FLOPs of the layers; under causal attention earlier
+// slices are longer (Sun et al. 2024, Seq1F1B, 3.3: computation-wise partition; in closed form where all layers have
+// such attention). Cuts are rounded to multiples of `multiple`. Throws InputError if the sequence has fewer multiples
+// than slices.
+std::vector<std::int64_t> balanced_slices(const Model& model, std::int64_t tokens, int slices, std::int64_t multiple);
 
 // Returns `slices` equal lengths; where the tokens do not divide evenly, the first slices have one more. Throws
 // InputError for more slices than tokens.

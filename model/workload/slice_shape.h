@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>

@@ -232,10 +232,20 @@ struct Training {
   bool splits_transfers() const { return tp > 1 && (sequence_parallel || scatter_gather); }
 };
 
+// Returns a vocabulary size as padded by Megatron-LM: to the next multiple of 128 tp.
+constexpr std::int64_t padded_vocab(std::int64_t vocab, int tp) {
+  const std::int64_t step = std::int64_t{128} * tp;
+  return (vocab + step - 1) / step * step;
+}
+
+// Of multi-token prediction: the last stage, whatever their number.
+inline constexpr int kLastStage = -1;
+
 // The part of the model on one stage.
 struct StageContents {
   int layers = 0;
-  int expert_layers = 0;  // number of them, the last ones, with experts
+  int expert_layers = 0;  // number of them with experts
+  int first = 0;          // of a model whose layers are not those of a Transformer: see Model::alike
   bool embedding = false;
   bool head = false;
   bool tied_copy = false;  // the head has its own copy of a tied word embedding, since the original is on another rank
@@ -247,54 +257,5 @@ struct StageContents {
   }
   friend bool operator==(const StageContents&, const StageContents&) = default;
 };
-
-// Distributes the layers over `num_stages` stages; the first has the embedding and the last the head, with a tied copy
-// unless there is only one stage (clear it where a placement has both on one rank). `explicit_layers`, if not empty,
-// has the number of layers of each stage. Otherwise `first_layers` and `last_layers` set those of the outer stages (0:
-// not set; Megatron's decoder-first- and decoder-last-pipeline-num-layers) and the other layers are distributed evenly;
-// the remainder goes to stages away from the outer ones, which have embedding and head. Throws InputError if there are
-// more stages than layers, or the numbers do not add up to the model's. Layers of multi-token prediction are on stage
-// `mtp_stage` (kLastStage: the last), after which no stage may have other layers.
-inline constexpr int kLastStage = -1;
-std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
-                                        int first_layers, int last_layers, int mtp_stage = kLastStage);
-
-// Returns the layers of a stage that are recomputed from their inputs: the leading ones, as specified by training, and
-// those of multi-token prediction if it specifies all (as in Megatron-LM).
-StageContents recomputed_layers(const Training& training, const StageContents& contents);
-
-// Returns the units of a stage, in model order, whose parameters are gathered and whose gradients are reduced together:
-// embedding, each layer, and head (as FSDP wraps a transformer).
-std::vector<StageContents> sharded_units(const StageContents& contents);
-
-// Throws InputError "/parallelism/KEY: ..." if gradient_bytes is not 2 or 4, dp_shard does not divide dp, heads, key
-// and value heads or a feed-forward size that tensor parallelism splits are not divisible by tp, or learned positions
-// are fewer than the sequence. The number of experts must be divisible by ep and their size by etp, ep etp must divide
-// tp cp dp, and with tp > 1 they need sequence parallelism (as in Megatron-LM). Context parallelism needs fused
-// attention and a sequence length divisible by 2 cp; with all_to_all the heads of each tensor rank, of queries and of
-// keys and values, must be divisible by cp. Sizes must be positive; this error has no key.
-void check_training(const Transformer& model, const Training& training);
-
-// Returns the vocabulary size as padded by Megatron-LM: to the next multiple of 128 tp.
-std::int64_t padded_vocab(const Transformer& model, int tp);
-
-// Returns the parameters on one device: matrices and column-parallel biases are split over tp; norms, row-parallel
-// biases, projections down to latents, routers and learned positions are replicated on every tp rank. Key/value heads
-// fewer than tp are repeated. Routed experts are split over `expert_ranks`.
-std::int64_t layer_parameters_per_device(const Transformer& model, int tp, LayerKind kind = LayerKind::dense,
-                                         int expert_ranks = 1);
-std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents,
-                                         int expert_ranks = 1);
-// The elements of linear layers among these, whose GEMMs have the training's precision.
-std::int64_t stage_linear_parameters_per_device(const Transformer& model, int tp, const StageContents& contents,
-                                                int expert_ranks = 1);
-// The routed experts' part of these.
-std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents,
-                                                int expert_ranks);
-
-// Returns the bytes of a stage's parameters as they are gathered: narrow ones with one scale per tensor as they are,
-// others in 16 bits.
-std::int64_t gathered_parameter_bytes(const Transformer& model, const Training& training,
-                                      const StageContents& contents);
 
 }  // namespace sluice::model

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/namespaces.h"
 
@@ -85,72 +86,12 @@ struct Transformer {
 // experts as they can. It is `ranks`, or less where a rank has fewer experts than a token goes to; 1 without experts.
 double largest_imbalance(const Experts& experts, int ranks);
 
-// Elements of attention's weight matrices: h (a d + 2 g d) + a d h; GPT: 4 h^2. Latent: the down- and up-projections.
-std::int64_t attention_matrix_elements(const Transformer& model);
-// Elements of the matrices of an MLP (or an expert) of that width: (2 or 3) h f.
-std::int64_t mlp_matrix_elements(const Transformer& model, std::int64_t ffn_hidden);
-
-// Elements of one layer's weight matrices. Dense: h (a d + 2 g d) + a d h + (2 or 3) h f; GPT: 12 h^2. With experts:
-// all of them, the shared one and the router, h e.
-std::int64_t layer_matrix_elements(const Transformer& model, LayerKind kind = LayerKind::dense);
-// Those of them that each token is multiplied with: per_token of the experts.
-std::int64_t active_matrix_elements(const Transformer& model, LayerKind kind = LayerKind::dense);
-
-// Parameters of one layer: matrices, biases and norms. GPT: 12 h^2 + 13 h. The router's bias is not counted (GPT-OSS's
-// has one element per expert; DeepSeek-V3's only balances the load and is not trained by gradients), nor are attention
-// sinks.
-std::int64_t layer_parameters(const Transformer& model, LayerKind kind = LayerKind::dense);
-// Those of the experts that a router chooses between, which expert parallelism divides.
-std::int64_t routed_expert_parameters(const Transformer& model);
-
-// Parameters of the word embedding and learned positions.
-std::int64_t embedding_parameters(const Transformer& model);
-
-// Parameters after the last layer: the final norm, and the head where it is not the word embedding.
-std::int64_t head_parameters(const Transformer& model);
-
-// Parameters of one layer of multi-token prediction: three norms (two inputs, and its output before the head), the
-// projection 2 h^2, and the transformer layer.
-std::int64_t mtp_layer_parameters(const Transformer& model);
-
-// All parameters without multi-token prediction; a tied embedding counts once. Narayanan et al. 2021 (SC'21) eq. 2
-// omits the final norm.
-std::int64_t parameters(const Transformer& model);
-// The same with only the experts of one token.
-std::int64_t active_parameters(const Transformer& model);
-
-// Model FLOPs of the forward of one sequence of `tokens`; a multiply-add counts as two and attention as the full
-// square, as in the TFLOP/s and MFU of papers; experts count for the tokens routed to them. GPT layer: 24 s h^2 + 4 s^2
-// h; head: 2 s h V (SC'21, appendix).
-double layer_model_flops(const Transformer& model, std::int64_t tokens, LayerKind kind = LayerKind::dense);
-double head_model_flops(const Transformer& model, std::int64_t tokens);
-
-// Model FLOPs of one layer of multi-token prediction: the transformer layer and the projection, 4 s h^2.
-double mtp_layer_model_flops(const Transformer& model, std::int64_t tokens);
-
-// Model FLOPs of an iteration over `sequences`: the forward and a backward of twice the FLOPs; `full_recompute` adds
-// another forward of the layers. Layers of multi-token prediction count, each with another pass of the head. With it,
-// for GPT: 96 B s l h^2 (1 + s/(6h) + V/(16 l h)) (SC'21, eq. 3).
-double iteration_model_flops(const Transformer& model, std::int64_t tokens, std::int64_t sequences,
-                             bool full_recompute);
-
-// Executed FLOPs of one layer on one slice of one sequence: `tokens` after a prefix of `context` tokens, with causal
-// attention. The FLOPs of all slices of a sequence add up exactly to those of the whole.
-struct SliceFlops {
-  double matrices = 0;   // of GEMMs with weights: 2 n (active matrix elements)
-  double attention = 0;  // of scores and attention over values: 2 a (d + d of values) n (c + n/2)
-
-  double forward() const { return matrices + attention; }
-  double input_gradient() const { return matrices + 2 * attention; }
-  double weight_gradient() const { return matrices; }
-  double backward() const { return input_gradient() + weight_gradient(); }
-};
-SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std::int64_t context,
-                             LayerKind kind = LayerKind::dense);
-
 // Throws InputError "<name>: ..." if a size is not positive, heads are not a multiple of kv_heads, a token has more
 // experts than there are, there are more leading dense layers than layers, or more than 10^14 parameters.
 void check_transformer(const Transformer& model);
+
+// The model types of Hugging Face that are transformers.
+const std::vector<std::string>& transformer_types();
 
 // Reads a Hugging Face config.json of model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe,
 // deepseek_v2 or deepseek_v3. Irrelevant keys are ignored. Throws InputError naming the file and the key.
@@ -167,10 +108,5 @@ Transformer transformer_from_hf(JsonReader reader);
 // attention multi_latent_attention, q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim. Unknown
 // keys are errors.
 Transformer transformer_from_json(JsonReader reader);
-
-// Reads a model file of either kind: Hugging Face's if it has a model_type, otherwise Megatron-LM's.
-Transformer read_model(const std::string& path);
-// Parses the text of such a file.
-Transformer parse_model(std::string_view text, const std::string& source);
 
 }  // namespace sluice::model

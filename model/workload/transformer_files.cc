@@ -265,13 +265,18 @@ void read_megatron_latents(JsonReader& reader, Transformer& model) {
 
 }  // namespace
 
+const std::vector<std::string>& transformer_types() {
+  static const std::vector<std::string> types = {"gpt2",      "llama",       "mistral",    "qwen2",
+                                                 "qwen3",     "mixtral",     "gpt_oss",    "qwen2_moe",
+                                                 "qwen3_moe", "deepseek_v2", "deepseek_v3"};
+  return types;
+}
+
 Transformer transformer_from_hf(JsonReader reader) {
-  static const std::array<std::string, 11> kTypes = {"gpt2",      "llama",       "mistral",    "qwen2",
-                                                     "qwen3",     "mixtral",     "gpt_oss",    "qwen2_moe",
-                                                     "qwen3_moe", "deepseek_v2", "deepseek_v3"};
+  const std::vector<std::string>& types = transformer_types();
   const std::string type = reader.string("model_type");
-  if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end()) {
-    reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(kTypes, ", ")));
+  if (std::find(types.begin(), types.end(), type) == types.end()) {
+    reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(types, ", ")));
   }
   Transformer model = type == "gpt2" ? gpt2(reader) : llama(reader, type);
   if (type == "mixtral" || type == "gpt_oss") {
@@ -329,14 +334,6 @@ Transformer transformer_from_json(JsonReader reader) {
 Transformer read_hf_config(const std::string& path) {
   const Json json = parse_json(read_file(path, kMaxFileBytes), path);
   return transformer_from_hf(JsonReader(json, path));
-}
-
-Transformer read_model(const std::string& path) { return parse_model(read_file(path, kMaxFileBytes), path); }
-
-Transformer parse_model(std::string_view text, const std::string& source) {
-  const Json json = parse_json(text, source);
-  JsonReader reader(json, source);
-  return reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
 }
 
 }  // namespace sluice::model

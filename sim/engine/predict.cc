@@ -58,7 +58,7 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
   out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
   double again = 0;  // fraction of the layers that is recomputed
   for (const StageContents& stage : stages) {
-    const StageContents recomputed = recomputed_layers(training, stage);
+    const StageContents recomputed = recomputed_layers(*scenario.model, training, stage);
     again += recomputed.layers + recomputed.mtp_layers;
   }
   again /= scenario.model->layers + scenario.model->mtp_layers;
@@ -73,16 +73,14 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
 std::string mfu_remark(const Scenario& scenario, double mfu) {
   if (!scenario.cluster || !scenario.model) return "";
   const Gpu& gpu = scenario.cluster->gpu;
-  const Transformer& model = *scenario.model;
+  const Model& model = *scenario.model;
   const std::int64_t tokens = scenario.training.sequence_length;
   const int bits = traits_of(scenario.training.precision).bits;
   const double sustained = gpu.peak_of(bits) > 0 ? gpu.gemm_flops_per_s(bits) / gpu.peak_of(bits) : 0;
   if (sustained == 0 || mfu <= sustained) return "";
   // The full square of attention has twice the FLOPs of causal attention.
-  const int dense = model.dense_layers();
-  const double causal =
-      dense * layer_slice_flops(model, tokens, 0).attention +
-      (model.layers + model.mtp_layers - dense) * layer_slice_flops(model, tokens, 0, LayerKind::experts).attention;
+  const double causal = slice_flops(model, tokens, 0).attention +
+                        model.mtp_layers * layer_slice_flops(model, tokens, 0, model.mtp_kind).attention;
   const double executed = mfu * (1 - 3 * causal / iteration_model_flops(model, tokens, 1, false));
   const std::string above = fmt::format("MFU {:.1f} % is above the {:.1f} % of the peak that {} sustains", 100 * mfu,
                                         100 * sustained, gpu.name);

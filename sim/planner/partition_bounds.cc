@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -48,7 +49,7 @@ PartitionBounds::PartitionBounds(const Scenario& scenario, Schedule schedule, in
     : schedule_(std::move(schedule)),
       gpu_(scenario.cluster->gpu),
       layers_(scenario.model->layers),
-      dense_(scenario.model->has_experts() ? scenario.model->dense_layers() : 0),
+      dense_(scenario.model->flat && scenario.model->has_experts() ? scenario.model->flat->dense_layers() : 0),
       of_route_(microbatches / schedule_.num_routes()),
       joint_(schedule_.has_joint_blocks() && scenario.training.joint_overlap != Training::JointOverlap::none) {
   holders_.resize(to_size(num_stages()));
@@ -87,37 +88,67 @@ const PartitionBounds::Work& PartitionBounds::work(int stage, int before, int la
   return at(role_of(stage), layers, dense_in(before, layers));
 }
 
-// Computes the table. Times and bytes of a stage depend only on its contents, so that each of the stages has another
-// content in one pass over them.
+// The contents that a stage with this number of layers may have, of them `dense` leading ones: one in a model with
+// leading dense layers, else those of all places where it may begin.
+std::vector<StageContents> PartitionBounds::contents_with(const Model& model, int layers, int dense) const {
+  if (model.flat) return {{.layers = layers, .expert_layers = model.has_experts() ? layers - dense : 0}};
+  std::vector<StageContents> out;
+  for (int first = 0; first + layers <= layers_; ++first) {
+    if (layers == 0 ? first > 0 : model.alike(first) != first) continue;
+    out.push_back(layers_from(model, first, layers));
+  }
+  return out;
+}
+
+// Computes the table: the least work of all contents of an entry. Times and bytes of a stage depend only on its
+// contents, so that each of the stages has another content in one pass over them.
 void PartitionBounds::fill(const Scenario& scenario, bool timed) {
-  const Transformer& model = *scenario.model;
-  std::array<std::vector<std::pair<int, int>>, kRoles> open;  // layers and dense ones, by role
+  const Model& model = *scenario.model;
+  struct Open {
+    Work* into;
+    StageContents contents;
+    bool first;  // of the entry
+  };
+  std::array<std::vector<Open>, kRoles> open;  // by role, taken from the end
   for (int role = 0; role < kRoles; ++role) {
     if (!has_role(role)) continue;
     for (int layers = most_layers(role); layers >= 0; --layers) {
-      for (int dense = std::min(layers, dense_); dense >= 0; --dense) open[to_size(role)].emplace_back(layers, dense);
+      for (int dense = std::min(layers, dense_); dense >= 0; --dense) {
+        const std::vector<StageContents> possible = contents_with(model, layers, dense);
+        for (const StageContents& contents : possible) {
+          open[to_size(role)].push_back({&at(role, layers, dense), contents, &contents == &possible.back()});
+        }
+      }
     }
   }
   const std::vector<StageContents> empty = all_in_first(scenario, schedule_);
   while (std::any_of(open.begin(), open.end(), [](const auto& of) { return !of.empty(); })) {
     std::vector<StageContents> contents = empty;
-    std::vector<Work*> into(contents.size(), nullptr);
+    std::vector<std::optional<Open>> into(contents.size());
     for (int stage = 0; stage < num_stages(); ++stage) {
       auto& of = open[to_size(role_of(stage))];
-      contents[to_size(stage)].layers = contents[to_size(stage)].expert_layers = 0;
+      StageContents& held = contents[to_size(stage)];
+      held.layers = held.expert_layers = held.first = 0;
       if (of.empty()) continue;
-      const auto [layers, dense] = of.back();
+      into[to_size(stage)] = of.back();
       of.pop_back();
-      contents[to_size(stage)].layers = layers;
-      contents[to_size(stage)].expert_layers = model.has_experts() ? layers - dense : 0;
-      into[to_size(stage)] = &at(role_of(stage), layers, dense);
+      const StageContents& taken = into[to_size(stage)]->contents;
+      held.layers = taken.layers;
+      held.expert_layers = taken.expert_layers;
+      held.first = taken.first;
     }
     const ScenarioCosts costs(scenario, schedule_, contents);
     const std::vector<StageWork> times = timed ? compute_times(schedule_, costs) : std::vector<StageWork>(into.size());
     for (int stage = 0; stage < num_stages(); ++stage) {
-      if (into[to_size(stage)] == nullptr) continue;
+      const std::optional<Open>& filled = into[to_size(stage)];
+      if (!filled) continue;
       const StageBytes bytes = costs.footprint()->stage(stage);
-      *into[to_size(stage)] = {times[to_size(stage)], standing_of(bytes), bytes.scratch};
+      const Work work{times[to_size(stage)], standing_of(bytes), bytes.scratch};
+      if (filled->first) {
+        *filled->into = work;
+      } else {
+        at_most(*filled->into, work);
+      }
     }
   }
 }

@@ -77,6 +77,7 @@ class PartitionBounds {
     return role == 2 && mtp_stage_ >= 0 && mtp_stage_ + 1 < num_stages() ? 0 : layers_;
   }
   int dense_in(int before, int layers) const;
+  std::vector<StageContents> contents_with(const Model& model, int layers, int dense) const;
   // Time of the forwards and input gradients of all microbatches of a stage.
   std::int64_t gradients(const StageWork& times) const;
   PartitionKey key_of_bytes(std::int64_t standing) const;

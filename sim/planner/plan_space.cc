@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "model/blocks/layer.h"
 #include "model/errors.h"
 #include "model/input/nearest.h"
 #include "model/scenario/pipeline_layout.h"
@@ -67,8 +68,8 @@ class Enumeration {
   }
 
   std::vector<PlanPoint> run() {
-    for (const int tp : space_.tp.empty() ? divisors(base_.cluster->gpus_per_node, model_.heads) : space_.tp) {
-      if (space_.tp.empty() && model_.heads % tp != 0) continue;
+    for (const int tp : space_.tp.empty() ? divisors(base_.cluster->gpus_per_node, model_.tensor_units) : space_.tp) {
+      if (space_.tp.empty() && model_.tensor_units % tp != 0) continue;
       for (const int cp : context_sizes()) with_context(tp, cp);
     }
     if (points_.empty()) throw InputError(why_none());
@@ -104,8 +105,8 @@ class Enumeration {
   // The next smaller and the next larger number of GPUs of which some are replicas that divide the global batch.
   std::vector<std::int64_t> nearest_usable_gpus() const {
     const auto usable = [&](std::int64_t gpus) {
-      for (const int tp : divisors(base_.cluster->gpus_per_node, model_.heads)) {
-        if (model_.heads % tp != 0 || gpus % tp != 0) continue;
+      for (const int tp : divisors(base_.cluster->gpus_per_node, model_.tensor_units)) {
+        if (model_.tensor_units % tp != 0 || gpus % tp != 0) continue;
         for (const int pp : divisors(gpus / tp, model_.layers)) {
           if (base_.global_batch % (gpus / tp / pp) == 0) return true;
         }
@@ -354,7 +355,7 @@ class Enumeration {
 
   const Scenario& base_;
   const PlanSpace& space_;
-  const Transformer& model_;
+  const Model& model_;
   std::vector<const Family*> families_;
   std::vector<Training::Recompute> recompute_;
   std::vector<RecomputeModules> modules_;  // of selective recomputation
@@ -395,12 +396,13 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
   return Enumeration(base, whole).run();
 }
 
-std::vector<RecomputeModules> cheap_modules(const Transformer& model, const Training& training) {
-  if (!model.has_experts() && !model.has_latent_attention()) return {RecomputeModule::core_attention};
+std::vector<RecomputeModules> cheap_modules(const Model& model, const Training& training) {
+  const bool latent = model.any_block([](const Block& block) { return block.kind() == "latent_attention"; });
+  if (!model.has_experts() && !latent) return {RecomputeModule::core_attention};
   RecomputeModules out = RecomputeModule::norm;
   if (!training.flash_attention) out = out | RecomputeModule::core_attention;
   if (model.has_experts()) out = out | RecomputeModule::activation;
-  if (model.has_latent_attention()) out = out | RecomputeModule::up_projection;
+  if (latent) out = out | RecomputeModule::up_projection;
   return {RecomputeModule::core_attention, out};
 }
 

@@ -92,7 +92,7 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 // Returns the sets of modules that a plan tries with selective recomputation unless the scenario lists modules: core
 // attention, as in `simulate`; of models with experts or latent attention also norms, the experts' activation and the
 // projection up from the latents (as in NVIDIA's recipes for DeepSeek-V3), with core attention unless it is fused.
-std::vector<RecomputeModules> cheap_modules(const Transformer& model, const Training& training);
+std::vector<RecomputeModules> cheap_modules(const Model& model, const Training& training);
 
 // Whether the ranks of a configuration wait for their sends.
 bool blocks_transfers(const Scenario& base, const PlanPoint& point);

@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "import/import.h"
+#include "model/blocks/model_files.h"
+#include "model/blocks/stage.h"
 #include "model/cluster/cluster.h"
 #include "model/cost/cost_table.h"
 #include "model/cost/gemm.h"
@@ -9,8 +11,6 @@
 #include "model/scenario/scenario.h"
 #include "model/slicing/slice_times_file.h"
 #include "model/slicing/terapipe.h"
-#include "model/workload/training.h"
-#include "model/workload/transformer.h"
 #include "tests/fuzz/targets.h"
 
 namespace sluice::test::fuzz {
@@ -19,7 +19,7 @@ void try_model(std::string_view text) {
   accepts([&] {
     const Json document = parse_json(text, "input");
     JsonReader reader(document, "input");
-    const Transformer model = reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
+    const Model model = model_from_json(reader);
     require(parameters(model) > 0, "a model without parameters");
     const std::int64_t tokens = model.max_positions > 0 ? model.max_positions : 4096;
     require(iteration_model_flops(model, tokens, 8, true) > 0, "a model without FLOPs");

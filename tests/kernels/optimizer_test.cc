@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "model/blocks/model.h"
 #include "tests/kernels/training_run.h"
 
 namespace sluice::test {

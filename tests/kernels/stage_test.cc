@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "model/blocks/model.h"
 #include "model/errors.h"
 #include "tests/kernels/naive_model.h"
 #include "tests/kernels/training_run.h"

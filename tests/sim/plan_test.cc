@@ -454,7 +454,9 @@ TEST(Plan, PrefersRegularLayouts) {
       Scenario with = scenario;
       with.schedule = family;
       with.chunks = std::string(family) == "1f1b" ? 1 : 2;
-      with.model->layers = layers;
+      Transformer model = with.model->transformer("the test");
+      model.layers = layers;
+      with.model = model;
       SCOPED_TRACE(fmt::format("{} {}", family, layers));
       const PartitionLimits limits = {.vertices = 1'000'000, .simulations = 24, .nodes = 50'000};
       const Partition best = best_partition(with, limits);

@@ -29,7 +29,7 @@ class Refusal {
 };
 
 std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
-  const Transformer& model = *base.model;
+  const Transformer& model = *base.model->flat;
   Refusal out;
   out.unless(point.family->in_megatron_lm, "its schedules are 1f1b, interleaved-1f1b and combined-1f1b");
   if (point.family->for_expert_parallelism) {
@@ -107,7 +107,7 @@ TorchtitanLayers torchtitan_layers(const Scenario& base, const PlanPoint& point)
 }
 
 std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) {
-  const Transformer& model = *base.model;
+  const Transformer& model = *base.model->flat;
   Refusal out;
   out.unless(model.positions == 0 && model.rms_norm && model.gated && !model.projection_bias && !model.mlp_bias,
              "its models have rotary embeddings, RMSNorm, SwiGLU and no biases");
@@ -162,7 +162,7 @@ std::string torchtitan_model(const Transformer& model) {
 std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, const PlanPoint& point) {
   const bool pipeline = point.pp > 1;
   const bool sharded = base.training.zero_stage() == 3;
-  std::string out = "[model]\n" + torchtitan_model(*base.model);
+  std::string out = "[model]\n" + torchtitan_model(*base.model->flat);
   fmt::format_to(std::back_inserter(out), "\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
                  point.micro_batch * (pipeline ? point.microbatches : 1), base.global_batch,
                  base.training.sequence_length);
@@ -192,7 +192,7 @@ std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, co
 }
 
 std::string refused_by_deepspeed(const Scenario& base, const PlanPoint& point) {
-  const Transformer& model = *base.model;
+  const Transformer& model = *base.model->flat;
   Refusal out;
   out.unless(!model.has_experts() && !model.has_latent_attention() && !model.qk_norm,
              "its pipeline engine is modeled for dense layers without latent attention and norms of queries and keys");
@@ -225,7 +225,7 @@ std::string refused_by_deepspeed(const Scenario& base, const PlanPoint& point) {
 
 std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
   const Scenario scenario = scenario_of(base, space, point);
-  const Transformer& model = *base.model;
+  const Transformer& model = *base.model->flat;
   const bool full = point.recompute == Training::Recompute::full;
   std::string out = fmt::format(
       "--deepspeed --deepspeed_config ds_config.json --tensor-model-parallel-size {} "
@@ -265,7 +265,7 @@ std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, co
 }
 
 std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
-  const Transformer& model = *base.model;
+  const Transformer& model = *base.model->flat;
   Refusal out;
   out.unless(model.experts.groups <= 1, "its router does not limit tokens to groups of experts");
   out.unless(!model.has_experts() || !model.mlp_bias, "its kernels do not support biases of experts");
@@ -290,7 +290,7 @@ std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
 }
 
 std::string sluice_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
-  const Transformer& model = *base.model;
+  const Transformer& model = *base.model->flat;
   const bool full = point.recompute == Training::Recompute::full;
   std::string out =
       fmt::format("run --schedule {} --pp {} --tp {} --dp {} --mbs {} --gbs {} --seq-length {} --recompute {}",
@@ -341,10 +341,16 @@ std::string megatron_line(const Scenario& base, const PlanSpace& space, const Pl
   return megatron_arguments(scenario_of(base, space, point));
 }
 
-constexpr Framework kFrameworks[] = {{"megatron", "Megatron-LM", refused_by_megatron, megatron_line},
-                                     {"torchtitan", "torchtitan", refused_by_torchtitan, torchtitan_toml},
-                                     {"deepspeed", "DeepSpeed", refused_by_deepspeed, deepspeed_arguments},
-                                     {"sluice", "sluice", refused_by_sluice, sluice_arguments}};
+// The reason of `refused_by`, which is for transformers.
+template <auto refused_by>
+std::string refusal_of(const Scenario& base, const PlanPoint& point) {
+  return base.model->flat ? refused_by(base, point) : "layers other than a transformer's are not printed for it";
+}
+
+constexpr Framework kFrameworks[] = {{"megatron", "Megatron-LM", refusal_of<refused_by_megatron>, megatron_line},
+                                     {"torchtitan", "torchtitan", refusal_of<refused_by_torchtitan>, torchtitan_toml},
+                                     {"deepspeed", "DeepSpeed", refusal_of<refused_by_deepspeed>, deepspeed_arguments},
+                                     {"sluice", "sluice", refusal_of<refused_by_sluice>, sluice_arguments}};
 
 // A configuration without any parallelism, which every framework runs.
 PlanPoint plainest() {

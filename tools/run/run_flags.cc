@@ -209,7 +209,7 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
          "a weave that is searched (/parallelism/weave): give one that 'sluice weave --weave search' has found");
   refuse(scenario.schedule == kAutomatic, "--schedule auto: write a schedule file with 'sluice schedule auto -o FILE'");
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
-  if (built_in) scenario.model->name = kBuiltInModel;
+  if (built_in) scenario.model->set_name(kBuiltInModel);
   return scenario;
 }
 
@@ -253,7 +253,7 @@ void RunFlags::print_weave_note(const RunPlan& plan) const {
 }
 
 RunSpec RunFlags::spec(const Scenario& scenario, const RunPlace& place) const {
-  RunSpec spec{.model = *scenario.model, .kernels = place.kernels()};
+  RunSpec spec{.model = scenario.model->transformer("a run"), .kernels = place.kernels()};
   spec.attention = place.attention();
   spec.gemms = place.gemms();
   spec.precision = precision_of(values_->precision, spec.kernels != nullptr);

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "model/blocks/layer_tensors.h"
 #include "model/cost/kernel_uses.h"
 #include "model/errors.h"
-#include "model/workload/layer_tensors.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {

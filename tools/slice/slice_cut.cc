@@ -34,14 +34,12 @@ SliceCosts costs_of(const SliceRequest& request, const nlohmann::json& document,
   return SliceCosts(request.times, static_cast<int>(cells), request.backward);
 }
 
-// Returns the largest FLOPs of a layer in these slices divided by the smallest, minus 1.
-double flops_spread(const Transformer& model, const std::vector<std::int64_t>& lengths) {
+// Returns the largest FLOPs of the layers in these slices divided by the smallest, minus 1.
+double flops_spread(const Model& model, const std::vector<std::int64_t>& lengths) {
   double least = std::numeric_limits<double>::max();
   double most = 0;
   for (std::int64_t context = 0; const std::int64_t length : lengths) {
-    const double experts = static_cast<double>(model.layers - model.dense_layers()) / model.layers;
-    const double flops = (1 - experts) * layer_slice_flops(model, length, context).forward() +
-                         experts * layer_slice_flops(model, length, context, LayerKind::experts).forward();
+    const double flops = slice_flops(model, length, context).forward();
     least = std::min(least, flops);
     most = std::max(most, flops);
     context += length;

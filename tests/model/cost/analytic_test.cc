@@ -452,7 +452,7 @@ TEST(Analytic, UnfusedSoftmaxCostsMoreWhereTheKernelDoesNotFit) {
   training.flash_attention = false;
   const auto names = [&](int sequences) {
     std::string out;
-    for (const KernelCall& call : attention_kernels(model, training, OpKind::F, {sequences, 1024, 0})) {
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {sequences, 1024, 0})) {
       out += std::string(call.name) + " ";
     }
     return out;

@@ -1,12 +1,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "model/blocks/attention_core.h"
 #include "model/cost/analytic.h"
 #include "model/errors.h"
 #include "tests/model/workload/models.h"
 
 namespace sluice::test {
 namespace {
+
+// The kernels of attention alone, for one sequence.
+Kernels attention_kernels(const Transformer& model, const Training& training, OpKind kind, std::int64_t tokens) {
+  const AttentionCore core{.heads = model.heads,
+                           .kv_heads = model.kv_heads,
+                           .head_dim = model.head_dim,
+                           .value_head_dim = model.head_dim,
+                           .dropout = model.dropout};
+  const SliceShape slice{.sequences = 1, .tokens = tokens};
+  Kernels out;
+  add_core(core, kind, {training, slice, kernel_parts::sizes_of(model.hidden, model.dropout, training, slice)}, out);
+  return out;
+}
 
 TEST(NarrowAttention, IsFasterAndNeedsConstants) {
   const Transformer model = example("llama3-8b/config.json");
@@ -21,7 +35,7 @@ TEST(NarrowAttention, IsFasterAndNeedsConstants) {
     training.narrow_attention = narrow;
     double seconds = 0;
     const AnalyticCost cost = cost_on(node);
-    for (const KernelCall& call : attention_kernels(model, training, kind, {1, {8192}})) seconds += cost.kernel_s(call);
+    for (const KernelCall& call : attention_kernels(model, training, kind, 8192)) seconds += cost.kernel_s(call);
     return seconds;
   };
   for (const char* node : {"dgx-b200", "gb200-nvl72", "gb300-nvl72"}) {
@@ -34,7 +48,7 @@ TEST(NarrowAttention, IsFasterAndNeedsConstants) {
   // The casts: of Q, K and V, and of the output's gradient.
   const auto casts = [&](OpKind kind) {
     double elements = 0;
-    for (const KernelCall& call : attention_kernels(model, training, kind, {1, {8192}})) {
+    for (const KernelCall& call : attention_kernels(model, training, kind, 8192)) {
       if (call.kind == KernelClass::cast)
         elements += call.count * call.bytes / traits_of(training.precision).input.bytes;
     }

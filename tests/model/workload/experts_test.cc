@@ -14,7 +14,7 @@ namespace {
 Transformer from_text(const std::string& text) {
   const Json json = parse_json(text, "model.json");
   JsonReader reader(json, "model.json");
-  return reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
+  return model_from_json(reader).transformer("a test");
 }
 
 TEST(ExpertParameters, AreThePublishedTotals) {
@@ -84,7 +84,7 @@ TEST(MegatronExperts, SpellingsAndDefaults) {
   EXPECT_EQ(model.layer_kind(2), LayerKind::experts);
   // Queries 64 24 + 24 4 16, latent 64 (16 + 4), keys and values 16 4 (12 + 8), output 4 8 64.
   const std::int64_t attention = 64 * 24 + 24 * 64 + 64 * 20 + 16 * 4 * 20 + 32 * 64;
-  EXPECT_EQ(attention_matrix_elements(model), attention);
+  EXPECT_EQ(layer_matrix_elements(model), attention + 3 * 64 * 160);
   // Norms with gain and bias: two of h; of the latents gain alone.
   EXPECT_EQ(layer_parameters(model), attention + 3 * 64 * 160 + 4 * 64 + 24 + 16);
   EXPECT_EQ(layer_parameters(model, LayerKind::experts),
@@ -182,8 +182,12 @@ TEST(HuggingFaceExperts, MissingKeysAreNamed) {
   EXPECT_EQ(error("deepseek_v2", deepseek + std::string(R"(, "mlp_bias": true, "n_shared_experts": 1)")),
             "model.json: /mlp_bias: expected false: shared experts with biases are not modeled, got true");
   EXPECT_EQ(error("dbrx", ""),
-            "model.json: /model_type: expected one of gpt2, llama, mistral, qwen2, qwen3, mixtral, gpt_oss, qwen2_moe, "
-            "qwen3_moe, deepseek_v2, deepseek_v3, got \"dbrx\"");
+            "model.json: /model_type: expected one of arcee, bloom, deepseek_v2, deepseek_v3, deepseek_v32, dots1, "
+            "ernie4_5_moe, exaone_moe, falcon, falcon_h1, gemma2, gemma3_text, glm4_moe, glm_moe_dsa, gpt2, gpt_neox, "
+            "gpt_oss, granitemoehybrid, hunyuan_v1_moe, hy_v3, kimi_k2, kimi_linear, llama, llama4_text, mimo, "
+            "mimo_v2_flash, minimax, minimax_m2, mistral, mixtral, nemotron_h, olmo2, olmo3, olmoe, opt, phi, phimoe, "
+            "qwen2, qwen2_moe, qwen3, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, seed_oss, smollm3, "
+            "step3p5, got \"dbrx\"");
 }
 
 }  // namespace
