@@ -1,0 +1,137 @@
+// The models of the catalogue as layers made of blocks.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "model/blocks/attention_core.h"
+#include "model/blocks/layer.h"
+#include "model/blocks/model_files.h"
+#include "model/blocks/scan.h"
+#include "model/blocks/stage.h"
+#include "model/blocks/stage_kernels.h"
+#include "model/blocks/transformer_footprint.h"
+#include "model/cluster/catalogue.h"
+#include "model/cost/analytic.h"
+#include "model/slicing/balanced.h"
+
+namespace sluice::test {
+namespace {
+
+Model named(const std::string& name) {
+  for (const CatalogueFile& file : model_files()) {
+    if (file.name == name) return parse_model(file.text, std::string(file.name));
+  }
+  ADD_FAILURE() << "no model " << name;
+  return {};
+}
+
+// Total and active parameters without multi-token prediction: of the published checkpoints where the models' cards give
+// them, otherwise of the sums of the published shapes.
+TEST(Models, HaveThePublishedParameters) {
+  struct Published {
+    const char* name;
+    std::int64_t total;
+    std::int64_t active;
+  };
+  constexpr Published kPublished[] = {
+      {"nemotron-3-super", 120'668'687'360, 12'770'216'960},
+      {"nemotron-3-nano", 31'577'937'344, 3'580'073'408},
+      {"kimi-k3", 2'779'484'393'568, 105'363'935'328},
+      {"deepseek-v3.2", 671'877'929'216, 38'403'807'488},
+      {"glm-5", 743'911'199'232, 41'784'709'632},
+      {"qwen3.5-35b-a3b", 34'660'610'688, 3'454'988'928},
+      {"llama4-maverick", 400'711'848'960, 17'184'691'200},
+      {"minimax-m2.5", 228'689'748'992, 11'030'537'216},
+      {"glm-4.6", 352'797'814'784, 33'632'251'904},
+      {"qwen3-30b-a3b", 30'532'122'624, 3'353'032'704},
+  };
+  for (const Published& each : kPublished) {
+    SCOPED_TRACE(each.name);
+    const Model model = named(each.name);
+    EXPECT_EQ(parameters(model), each.total);
+    EXPECT_EQ(active_parameters(model), each.active);
+  }
+}
+
+// Every model of the catalogue, on stages cut anywhere: what stages have adds up to the model, on one device and on
+// several, and their times and bytes are positive.
+TEST(Models, StagesAddUp) {
+  for (const CatalogueFile& file : model_files()) {
+    SCOPED_TRACE(file.name);
+    const Model model = parse_model(file.text, std::string(file.name));
+    Training training{.pp = 3, .sequence_length = 1024};
+    const std::vector<StageContents> stages = split_layers(model, 3, {}, 0, 0);
+    std::int64_t parameters_of_stages = 0;
+    for (const StageContents& stage : stages) parameters_of_stages += stage_parameters_per_device(model, 1, stage);
+    const std::int64_t words = (padded_vocab(model, 1) - model.vocab) * model.hidden;  // padding
+    const std::int64_t copies = model.tied_embeddings ? padded_vocab(model, 1) * model.hidden : words;
+    const std::int64_t predicted = model.mtp_layers * mtp_layer_parameters(model);
+    const std::int64_t embedding =
+        model.mtp_layers > 0 && !model.tied_embeddings ? words + model.vocab * model.hidden : 0;
+    EXPECT_EQ(parameters_of_stages, parameters(model) + words + copies + predicted + embedding);
+    const TransformerFootprint footprint(model, training, stages);
+    const MicrobatchShape whole{.sequences = 1, .slice_lengths = {1024}};
+    const AnalyticCost cost(model, training, stages, load_cluster("dgx-h100", 1), load_software("nemo"));
+    for (int stage = 0; stage < 3; ++stage) {
+      EXPECT_GT(footprint.slice(stage, whole, 0).activations_to_input_gradient, 0);
+      for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W}) EXPECT_GT(cost.compute_s(kind, stage, whole, 0), 0);
+    }
+  }
+}
+
+// A hybrid model's slices: recurrent blocks cost the same wherever a slice begins, attention does not.
+TEST(Models, RecurrentBlocksDoNotDependOnTheContext) {
+  const Model model = named("nemotron-3-nano");
+  for (std::size_t kind = 0; kind < model.kinds().size(); ++kind) {
+    const auto index = static_cast<int>(kind);
+    const double first = layer_slice_flops(model, 1024, 0, index).forward();
+    const double later = layer_slice_flops(model, 1024, 7168, index).forward();
+    if (model.kind(index).name == "attention") {
+      EXPECT_GT(later, first);
+    } else {
+      EXPECT_EQ(later, first);
+    }
+  }
+  // Slices of equal work get shorter, less than those of attention alone.
+  const std::vector<std::int64_t> slices = balanced_slices(model, 8192, 4, 1);
+  EXPECT_GT(slices.front(), slices.back());
+  EXPECT_LT(slices.front(), balanced_slices(named("llama3-8b"), 8192, 4, 1).front());
+}
+
+// Stages with the same layers are alike, wherever they lie in a pattern.
+TEST(Models, StagesOfAPatternAreAlike) {
+  const Model model = named("qwen3.5-35b-a3b");  // three delta rules, then attention, ten times
+  const std::vector<int> layers(10, 4);
+  const std::vector<StageContents> stages = split_layers(model, 10, layers, 0, 0);
+  for (std::size_t stage = 2; stage + 1 < stages.size(); ++stage) EXPECT_EQ(stages[stage], stages[1]);
+  const std::vector<int> shifted = {5, 4, 4, 4, 4, 4, 4, 4, 4, 3};
+  const std::vector<StageContents> others = split_layers(model, 10, shifted, 0, 0);
+  EXPECT_EQ(others[1], others[2]);
+  EXPECT_FALSE(others[1] == stages[1]);
+  EXPECT_EQ(layers_by_kind(model, others[1]).size(), layers_by_kind(model, stages[1]).size());
+}
+
+TEST(Models, WindowsLimitThePairsOfAttention) {
+  const AttentionCore full{.heads = 1, .kv_heads = 1, .head_dim = 1, .value_head_dim = 1};
+  AttentionCore window = full;
+  window.window = 128;
+  AttentionCore chunk = full;
+  chunk.chunk = 128;
+  const auto counted = [](double tokens, double context, const auto& keys) {
+    double pairs = 0;
+    for (double i = context; i < context + tokens; ++i) pairs += keys(i) + 0.5;
+    return pairs;
+  };
+  for (const double context : {0.0, 64.0, 100.0, 1000.0}) {
+    EXPECT_EQ(full.pairs(256, context), counted(256, context, [](double i) { return i; }));
+    EXPECT_NEAR(window.pairs(256, context), counted(256, context, [](double i) { return std::min(i, 127.5); }), 1);
+    EXPECT_NEAR(chunk.pairs(256, context), counted(256, context, [](double i) { return std::fmod(i, 128); }), 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test
