@@ -84,6 +84,28 @@ Model model_of_layers(JsonReader reader) {
   return model;
 }
 
+// Python writes Infinity and NaN into config.json files, in keys that have no meaning here. They become null or, where
+// that is too long, an empty string: messages about other keys name their column.
+std::string without_python_constants(std::string_view text) {
+  std::string out(text);
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') in_string = !in_string;
+    if (in_string) {
+      if (text[i] == '\\') ++i;
+      continue;
+    }
+    for (const std::string_view constant : {"-Infinity", "Infinity", "NaN"}) {
+      if (!text.substr(i).starts_with(constant)) continue;
+      const std::string null = constant == "NaN" ? "\"\"" : "null";
+      out.replace(i, constant.size(), null + std::string(constant.size() - null.size(), ' '));
+      i += constant.size() - 1;
+      break;
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Model model_from_json(JsonReader reader) {
@@ -102,7 +124,7 @@ Model model_from_json(JsonReader reader) {
 Model read_model(const std::string& path) { return parse_model(read_file(path, std::int64_t{1} << 24), path); }
 
 Model parse_model(std::string_view text, const std::string& source) {
-  const Json json = parse_json(text, source);
+  const Json json = parse_json(without_python_constants(text), source);
   return model_from_json(JsonReader(json, source));
 }
 

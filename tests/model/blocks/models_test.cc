@@ -16,6 +16,7 @@
 #include "model/blocks/transformer_footprint.h"
 #include "model/cluster/catalogue.h"
 #include "model/cost/analytic.h"
+#include "model/errors.h"
 #include "model/slicing/balanced.h"
 
 namespace sluice::test {
@@ -55,6 +56,32 @@ TEST(Models, HaveThePublishedParameters) {
     EXPECT_EQ(parameters(model), each.total);
     EXPECT_EQ(active_parameters(model), each.active);
   }
+}
+
+// As Python's json module writes them; strings keep their text, and errors their column.
+TEST(Models, FilesMayHaveTheConstantsOfPython) {
+  const auto text_of = [](const std::string& limits) {
+    return R"({"name": "Infinity", "limits": )" + limits +
+           R"(, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128})";
+  };
+  const auto error_of = [](const std::string& text) -> std::string {
+    try {
+      parse_model(text, "m.json");
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error_of(text_of("[0.0, Infinity]") + "]"), error_of(text_of("[0.0, 12345678]") + "]"));
+  EXPECT_NE(error_of(text_of("[0.0, Infinity]") + "]"), "no error");
+  std::string nano;
+  for (const CatalogueFile& file : model_files()) {
+    if (file.name == "nemotron-3-nano") nano = file.text;
+  }
+  const std::string with =
+      R"({"time_step_limit": [0.0, Infinity, -Infinity, NaN], "note": "a \"NaN\" ",)" + nano.substr(1);
+  EXPECT_EQ(parameters(parse_model(with, "m.json")), parameters(named("nemotron-3-nano")));
+  EXPECT_NE(error_of(R"({"limits": Infinityx})"), "no error");
 }
 
 // Every model of the catalogue, on stages cut anywhere: what stages have adds up to the model, on one device and on
