@@ -26,8 +26,9 @@ double expected_parts(const Experts& experts, int parts) {
   const double of_each = std::min(size, group);
   // Number of chosen groups among those that the part covers: hypergeometric.
   double missed = 0;
-  const double most = std::min<double>(std::floor(covered), experts.groups_per_token);
-  for (double chosen = 0; chosen <= most; ++chosen) {
+  const int most = std::min(static_cast<int>(covered), experts.groups_per_token);
+  for (int groups = 0; groups <= most; ++groups) {
+    const double chosen = groups;
     if (experts.groups_per_token - chosen > experts.groups - covered) continue;
     const double probability =
         std::exp(log_choose(covered, chosen) + log_choose(experts.groups - covered, experts.groups_per_token - chosen) -

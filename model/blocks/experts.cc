@@ -376,7 +376,8 @@ void ExpertsBlock::add_tensors(const TensorCall& call, LayerTensors& out) const 
   }
   const bool clamped = experts.clamp > 0 && !training.fused_grouped_mlp;
   if (clamped) {
-    list.add("inputs of the experts' clamp", "2 n k i fe / t", to_input_gradient, 2 * inputs() * width, moe);
+    list.add("inputs of the experts' clamp", "2 n k i fe / t", to_input_gradient, std::int64_t{2} * inputs() * width,
+             moe);
   }
   list.add("inputs of the experts' activation", "2 n k i fe / t, or 1 in 8 bits", to_input_gradient,
            call.stored_bytes() * inputs() * width, clamped ? activation : moe);

@@ -216,7 +216,7 @@ class HfConfig {
     if (static_cast<int>(list.size()) < count_) r_.at(key).fail(fmt::format("expected {} layers", count_));
     return list[static_cast<std::size_t>(layer)].integer(0, kMostModelSize);
   }
-  static bool lists(JsonReader list, int value) {
+  static bool lists(const JsonReader& list, int value) {
     const std::vector<JsonReader> values = list.elements();
     return std::any_of(values.begin(), values.end(),
                        [&](const JsonReader& each) { return each.integer(0, kMostModelSize) == value; });

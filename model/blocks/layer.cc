@@ -131,8 +131,8 @@ LayerTensors layer_tensors(const Layer& layer, const LayerStyle& style, const Te
   LayerTensors out;
   TensorList list(call, out);
   for (std::size_t i = 0; i < layer.steps.size(); ++i) {
-    list.add(name_of(kInput, i), "2 n h / s", to_input_gradient, 2 * style.streams * call.hidden_elements(),
-             i == 0 ? kNeverRecomputed : kByLayer);
+    list.add(name_of(kInput, i), "2 n h / s", to_input_gradient,
+             std::int64_t{2} * style.streams * call.hidden_elements(), i == 0 ? kNeverRecomputed : kByLayer);
   }
   for (const LayerStep& step : layer.steps) {
     for (const BlockPtr& block : step.blocks) block->add_tensors(call, out);

@@ -110,8 +110,7 @@ bool Model::any_block(const std::function<bool(const Block&)>& holds) const {
 }
 
 int Model::expert_layers(int first, int count) const {
-  return list_->experts_before[static_cast<std::size_t>(first + count)] -
-         list_->experts_before[static_cast<std::size_t>(first)];
+  return list_->experts_before[index_of(first + count)] - list_->experts_before[index_of(first)];
 }
 
 bool Model::uses(int kind) const {

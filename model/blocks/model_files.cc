@@ -15,7 +15,7 @@ namespace sluice::model {
 namespace {
 
 // A block, or a list of blocks side by side.
-LayerStep step_from_json(JsonReader reader, const Model& model) {
+LayerStep step_from_json(const JsonReader& reader, const Model& model) {
   LayerStep out;
   if (!reader.json().is_array()) {
     out.blocks.push_back(block_from_json(reader, model.hidden, model.dropout));

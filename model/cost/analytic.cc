@@ -9,6 +9,7 @@
 
 #include "model/blocks/expert_routing.h"
 #include "model/blocks/kernel_parts.h"
+#include "model/blocks/layer.h"
 #include "model/errors.h"
 
 namespace sluice::model {

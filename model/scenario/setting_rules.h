@@ -4,6 +4,7 @@
 
 #include "model/blocks/model.h"
 #include "model/input/json_reader.h"
+#include "model/workload/training.h"
 
 namespace sluice::model {
 
