@@ -71,7 +71,7 @@ std::vector<int> layer_counts(const Model& model, int num_stages, std::span<cons
   return counts;
 }
 
-// Adds the layers of multi-token prediction to a stage.
+// Places the layers of multi-token prediction on `stage`.
 void place_predictions(const Model& model, int stage, std::vector<StageContents>& stages) {
   const int last = static_cast<int>(stages.size()) - 1;
   if (stage < 0 || stage > last) {

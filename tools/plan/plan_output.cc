@@ -202,6 +202,9 @@ std::string framework_text(const Framework& framework, const Plan& plan, const s
 
 std::string megatron_text(const Plan& plan, const std::vector<int>& ranking) {
   const int best = plan.best_of_subset();
+  if (best < 0 && !plan.base().model->flat) {
+    return "Arguments of Megatron-LM are not printed for layers other than a transformer's.\n";
+  }
   if (best < 0) return "Megatron-LM supports none of these configurations.\n";
   const std::string arguments = megatron_arguments(scenario_of(plan.base(), plan.space(), plan.points()[best]));
   if (best == ranking.front()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
