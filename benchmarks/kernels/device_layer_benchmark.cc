@@ -19,6 +19,7 @@
 #include "kernels/device_kernels.h"
 #include "kernels/gemm_library.h"
 #include "kernels/stage.h"
+#include "model/blocks/model.h"
 
 namespace sluice::bench {
 namespace {
