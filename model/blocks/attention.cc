@@ -19,48 +19,73 @@ std::int64_t Attention::gate_width() const {
   return options_.gate == AttentionOptions::Gate::per_head ? options_.core.heads : options_.core.value_width();
 }
 
-std::int64_t Attention::projected_keys() const {
+std::int64_t Attention::key_width(std::int64_t kv_heads) const {
   const AttentionCore& core = options_.core;
-  return options_.keys_as_values ? std::int64_t{core.kv_heads} * core.head_dim : core.key_value_width();
+  if (options_.shared_keys) return 0;
+  return kv_heads * (core.head_dim + (options_.keys_as_values ? 0 : core.value_head_dim));
 }
 
 std::int64_t Attention::matrix_elements() const {
   const AttentionCore& core = options_.core;
-  return hidden() * (core.query_width() + projected_keys() + gate_width() + core.value_width());
+  return hidden() * (core.query_width() + key_width(core.kv_heads) + gate_width() + core.value_width());
+}
+
+std::int64_t Attention::index_elements() const {
+  return options_.indexer ? options_.indexer->matrix_elements(hidden(), hidden()) : 0;
 }
 
 double Attention::projected(int tp) const {
   const AttentionCore& core = options_.core;
-  const double keys =
-      options_.keys_as_values ? static_cast<double>(core.heads_of_keys(tp)) * core.head_dim : core.keys_values(tp);
-  return core.queries(tp) + keys + static_cast<double>(gate_width()) / tp;
+  return core.queries(tp) + static_cast<double>(key_width(core.heads_of_keys(tp))) +
+         static_cast<double>(gate_width()) / tp;
 }
 
 // Of the heads of one rank.
 BlockParameters Attention::parameters(const Shards& shards) const {
   const AttentionCore& core = options_.core;
   const std::int64_t heads = core.heads / shards.tp;
-  const std::int64_t kv_heads = core.heads_of_keys(shards.tp);
+  const std::int64_t kv_heads = options_.shared_keys ? 0 : core.heads_of_keys(shards.tp);
   const std::int64_t queries = heads * core.head_dim;
-  const std::int64_t keys = kv_heads * (core.head_dim + (options_.keys_as_values ? 0 : core.value_head_dim));
+  const std::int64_t keys = key_width(kv_heads);
   const std::int64_t inputs = queries + keys + gate_width() / shards.tp;
   BlockParameters out;
   out.all = hidden() * (inputs + heads * core.value_head_dim);
-  if (options_.qk_norm == AttentionOptions::QkNorm::per_head) out.all += std::int64_t{2} * core.head_dim;
+  if (options_.qk_norm == AttentionOptions::QkNorm::per_head) {
+    out.all += std::int64_t{options_.shared_keys ? 1 : 2} * core.head_dim;
+  }
   if (options_.qk_norm == AttentionOptions::QkNorm::all_heads) out.all += (heads + kv_heads) * core.head_dim;
   if (options_.qkv_bias) out.all += queries + keys;
   if (options_.projection_bias) out.all += hidden();
   if (options_.sinks) out.all += heads;
+  if (options_.indexer) out.all += options_.indexer->parameters(hidden(), hidden());
   out.linear = matrix_elements() / shards.tp;
   return out;
 }
 
+double Attention::sparse_flops(double tokens, double context) const {
+  const AttentionCore& core = options_.core;
+  return 2 * static_cast<double>(core.query_width() + core.value_width()) * options_.indexer->chosen(tokens, context);
+}
+
 double Attention::core_model_flops(std::int64_t tokens) const {
-  return options_.core.model_flops(static_cast<double>(tokens));
+  return options_.indexer ? core_flops(tokens, 0) : options_.core.model_flops(static_cast<double>(tokens));
 }
 
 double Attention::core_flops(std::int64_t tokens, std::int64_t context) const {
-  return options_.core.flops(static_cast<double>(tokens), static_cast<double>(context));
+  const auto n = static_cast<double>(tokens);
+  const auto c = static_cast<double>(context);
+  return options_.indexer ? sparse_flops(n, c) + options_.indexer->flops(n, c) : options_.core.flops(n, c);
+}
+
+void Attention::add_attention(OpKind kind, const BlockCall& call, Kernels& out) const {
+  const AttentionCore& core = options_.core;
+  if (!options_.indexer) return add_core(core, kind, call, out);
+  if (kind == OpKind::F) options_.indexer->add_kernels(core, hidden(), kind, call, out);
+  const int tp = call.training.tp;
+  const double flops = sparse_flops(static_cast<double>(call.slice.tokens), static_cast<double>(call.slice.context));
+  add_sparse_core(kind, call, flops, call.sizes.rows * (core.queries(tp) + core.output(tp) + core.keys_values(tp)),
+                  out);
+  if (kind == OpKind::I) options_.indexer->add_kernels(core, hidden(), kind, call, out);
 }
 
 void Attention::add_forward(const BlockCall& call, Kernels& out) const {
@@ -74,7 +99,7 @@ void Attention::add_forward(const BlockCall& call, Kernels& out) const {
   if (options_.qk_norm != AttentionOptions::QkNorm::none) out.push_back(memory("QK norm", 4 * turned, 2));
   if (options_.rotary) out.push_back(memory("rotary", 4 * turned, 2));
   const std::size_t first = out.size();
-  add_core(core, OpKind::F, call, out);
+  add_attention(OpKind::F, call, out);
   if (!training.flash_attention) repeat_with(RecomputeModule::core_attention, out, first);
   if (options_.gate != AttentionOptions::Gate::none) out.push_back(memory("attention gate", 6 * s.rows * output));
   add_linear(out, training, "projection", s.rows, output, s.hidden);
@@ -91,7 +116,7 @@ void Attention::add_input_gradient(const BlockCall& call, Kernels& out) const {
   const double output = core.output(training.tp);
   add_linear_gradient(out, training, "d projection", s.rows, s.hidden, output);
   if (options_.gate != AttentionOptions::Gate::none) out.push_back(memory("d attention gate", 10 * s.rows * output));
-  add_core(core, OpKind::I, call, out);
+  add_attention(OpKind::I, call, out);
   if (options_.rotary) out.push_back(memory("d rotary", 4 * turned, 2));
   if (options_.qk_norm != AttentionOptions::QkNorm::none) out.push_back(memory("d QK norm", 6 * turned, 2));
   add_linear_gradient(out, training, "d QKV", s.rows, qkv, s.hidden);
@@ -108,6 +133,7 @@ void Attention::add_kernels(OpKind kind, const BlockCall& call, Kernels& out) co
   const Sizes& s = call.sizes;
   const int tp = call.training.tp;
   out.push_back(linear_weight(call.training, "w projection", s.rows, options_.core.output(tp), s.hidden));
+  if (options_.indexer) options_.indexer->add_kernels(options_.core, hidden(), kind, call, out);
   out.push_back(linear_weight(call.training, "w QKV", s.rows, s.hidden, projected(tp)));
 }
 
@@ -127,7 +153,10 @@ void Attention::add_tensors(const TensorCall& call, LayerTensors& out) const {
              2 * (query + call.rows * heads * core.head_dim));
   }
   list.add("queries", "2 n a d / t", to_input_gradient, 2 * query);
-  list.add("keys and values", "2 n g (d + dv) / t", keys_values, 2 * keys_values_elements);
+  if (!options_.shared_keys) {
+    list.add("keys and values", "2 n g (d + dv) / t", keys_values, 2 * keys_values_elements);
+  }
+  if (options_.indexer) options_.indexer->add_tensors(call, list);
   list.add("attention's gate", "2 n a dv / t, or 1 per head", to_input_gradient, 2 * gate);
   list.operand("input of the projection", "p n a dv / t", to_weight_gradient, output);
   // Attention's backward needs its output in 16 bits, which is the projection's input where that is neither cast nor
@@ -137,16 +166,20 @@ void Attention::add_tensors(const TensorCall& call, LayerTensors& out) const {
   }
   add_output_tensors(core, call, list);
   list.operand("gradient of the projection", "p n h / s", gradient, call.hidden_elements());
-  list.operand("gradient of QKV", "p n (a d + g (d + dv)) / t", gradient, query + keys_values_elements + gate);
+  list.operand("gradient of QKV", "p n (a d + g (d + dv)) / t", gradient,
+               query + (options_.shared_keys ? 0 : keys_values_elements) + gate);
   add_score_tensor(core, call, out);
 }
 
 double Attention::width() const {
-  return static_cast<double>(options_.core.query_width() + options_.core.key_value_width() + 2 * gate_width());
+  const double indexed = options_.indexer ? options_.indexer->width() : 0;
+  return static_cast<double>(options_.core.query_width() + options_.core.key_value_width() + 2 * gate_width()) +
+         indexed;
 }
 
 void Attention::check(const std::string& model, const Training& training) const {
   check_core(options_.core, model, training);
+  if (options_.indexer) check_fused("sparse attention", model, training);
 }
 
 void check_core(const AttentionCore& core, const std::string& model, const Training& training) {
@@ -176,6 +209,16 @@ void check_core(const AttentionCore& core, const std::string& model, const Train
         fmt::format("/parallelism/cp: {}: {} attention and {} key/value heads of a tensor rank must be multiples of "
                     "the context-parallel size ({}) with a2a",
                     model, heads, kv_heads, cp));
+  }
+}
+
+void check_fused(std::string_view what, const std::string& model, const Training& training) {
+  if (!training.flash_attention) {
+    throw InputError(fmt::format("/parallelism/flash_attention: {}: {} needs flash attention", model, what));
+  }
+  if (training.cp > 1 && training.context_exchange != Training::ContextExchange::ring) {
+    throw InputError(
+        fmt::format("/parallelism/cp_comm_type: {}: {} with context parallelism is modeled only for p2p", model, what));
   }
 }
 

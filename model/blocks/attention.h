@@ -1,6 +1,8 @@
 #pragma once
 
-#include "model/blocks/attention_core.h"
+#include <optional>
+
+#include "model/blocks/indexer.h"
 
 namespace sluice::model {
 
@@ -23,8 +25,10 @@ struct AttentionOptions {
   bool rotary = true;
   QkNorm qk_norm = QkNorm::none;
   Gate gate = Gate::none;
-  bool sinks = false;           // one learned logit per head (GPT-OSS)
-  bool keys_as_values = false;  // one projection for both (Gemma 4)
+  bool sinks = false;              // one learned logit per head (GPT-OSS)
+  bool keys_as_values = false;     // one projection for both (Gemma 4)
+  bool shared_keys = false;        // an earlier layer's keys and values are used again (Gemma 4)
+  std::optional<Indexer> indexer;  // attention to chosen blocks of tokens (MiniMax-M3)
 };
 
 class Attention : public Block {
@@ -34,9 +38,9 @@ class Attention : public Block {
   std::string_view kind() const override { return "attention"; }
   const AttentionOptions& options() const { return options_; }
   BlockParameters parameters(const Shards& shards) const override;
-  std::int64_t active_matrix_elements() const override { return matrix_elements(); }
+  std::int64_t active_matrix_elements() const override { return matrix_elements() + index_elements(); }
   std::int64_t matrices_of_each_shape(const Training& training) const override {
-    return matrix_elements() / training.tp;
+    return matrix_elements() / training.tp + index_elements();
   }
   double core_model_flops(std::int64_t tokens) const override;
   double core_flops(std::int64_t tokens, std::int64_t context) const override;
@@ -49,9 +53,12 @@ class Attention : public Block {
  private:
   // Elements of the projections' weights: h (a d + g (d + dv)) + a dv h, and the gate's.
   std::int64_t matrix_elements() const;
-  std::int64_t gate_width() const;      // per token
-  std::int64_t projected_keys() const;  // per token, of keys and values together
-  double projected(int tp) const;       // elements per token of the first GEMM's result on one device
+  std::int64_t index_elements() const;
+  std::int64_t key_width(std::int64_t kv_heads) const;  // of their projections, keys and values together
+  double sparse_flops(double tokens, double context) const;
+  std::int64_t gate_width() const;  // per token
+  double projected(int tp) const;   // elements per token of the first GEMM's result on one device
+  void add_attention(OpKind kind, const BlockCall& call, Kernels& out) const;
   void add_forward(const BlockCall& call, Kernels& out) const;
   void add_input_gradient(const BlockCall& call, Kernels& out) const;
 
@@ -60,6 +67,8 @@ class Attention : public Block {
 
 // Throws InputError if the heads of `core` cannot be divided over tensor- and context-parallel ranks.
 void check_core(const AttentionCore& core, const std::string& model, const Training& training);
+// Throws InputError if attention of this kind would not be fused, or exchange heads between context-parallel ranks.
+void check_fused(std::string_view what, const std::string& model, const Training& training);
 // Adds the scores of attention that is not fused: softmax, mask and the output of dropout.
 void add_score_tensor(const AttentionCore& core, const TensorCall& call, LayerTensors& out);
 // Adds what the core stores besides its inputs: its output in 16 bits, where the projection's input is cast, and that

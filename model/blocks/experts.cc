@@ -64,7 +64,7 @@ ExpertSizes sizes_of(const Options& block, const BlockCall& call) {
   e.most = e.own * experts.per_token * training.most_expert_rows(experts);
   e.come = e.most * training.etp;
   e.delivered = copies_apart(training) ? e.come : e.come * expected_parts(experts, training.ep) / experts.per_token;
-  e.scores = e.own * experts.count;
+  e.scores = e.own * block.routes();
   e.mine = static_cast<double>(experts.count) / training.ep;
   e.width = static_cast<double>(experts.ffn_hidden) / training.etp;
   e.width_in = inputs * e.width;
@@ -219,7 +219,7 @@ void add_forward(const Options& block, const BlockCall& call, const ExpertSizes&
   const Sizes& s = call.sizes;
   const PrecisionTraits& traits = traits_of(training.precision);
   std::size_t first = out.size();
-  out.push_back(gemm("router", e.own, s.hidden, block.experts.count));
+  out.push_back(gemm("router", e.own, s.hidden, block.routes()));
   // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
   out.push_back(memory("top-k", 32 * e.scores, 6));
   mark(out, first, GraphModule::moe_router);
@@ -271,7 +271,7 @@ void add_input_gradient(const Options& block, const BlockCall& call, const Exper
   if (block.latent > 0) add_linear_gradient(out, training, "d down for experts", e.own, block.latent, s.hidden);
   first = out.size();
   out.push_back(memory("d top-k", 24 * e.scores, 4));
-  out.push_back(gemm("d router", e.own, block.experts.count, s.hidden, GemmPass::input_gradient));
+  out.push_back(gemm("d router", e.own, block.routes(), s.hidden, GemmPass::input_gradient));
   out.push_back(memory("sum with d router", 6 * e.own * s.hidden));
   mark(out, first, GraphModule::moe_router);
 }
@@ -292,7 +292,7 @@ void add_weight_gradient(const Options& block, const BlockCall& call, const Expe
     out.push_back(linear_weight(training, "w shared expert in", s.rows, s.hidden, e.shared_in));
   }
   mark(out, start, LayerPart::experts);
-  out.push_back(weight_gemm("w router", e.own, s.hidden, block.experts.count, training.gradient_bytes));
+  out.push_back(weight_gemm("w router", e.own, s.hidden, block.routes(), training.gradient_bytes));
   mark(out, first, GraphModule::moe_router);
 }
 
@@ -308,9 +308,10 @@ BlockParameters ExpertsBlock::parameters(const Shards& shards) const {
   const std::int64_t shared = experts.shared_ffn_hidden / shards.tp;
   BlockParameters out;
   out.routed = experts.count * expert_parameters() / shards.expert_ranks;
-  out.all = out.routed + std::int64_t{experts.count} * hidden() + elements(shared, hidden()) + latent_elements();
+  out.all = out.routed + std::int64_t{options_.routes()} * hidden() + elements(shared, hidden()) + latent_elements();
   if (experts.shared_gate) out.all += hidden();
-  if (options_.router_bias) out.all += experts.count;
+  if (options_.router_bias) out.all += options_.routes();
+  if (options_.router_scale) out.all += hidden();
   if (options_.latent_norm) out.all += options_.latent;
   out.linear = elements(experts.shared_ffn_hidden, hidden()) / shards.tp +
                experts.count * elements(experts.ffn_hidden, channels()) / shards.expert_ranks + latent_elements();
@@ -319,7 +320,7 @@ BlockParameters ExpertsBlock::parameters(const Shards& shards) const {
 
 std::int64_t ExpertsBlock::active_matrix_elements() const {
   const Experts& experts = options_.experts;
-  return std::int64_t{experts.count} * hidden() + experts.per_token * elements(experts.ffn_hidden, channels()) +
+  return std::int64_t{options_.routes()} * hidden() + experts.per_token * elements(experts.ffn_hidden, channels()) +
          elements(experts.shared_ffn_hidden, hidden()) + latent_elements();
 }
 
@@ -368,7 +369,7 @@ void ExpertsBlock::add_tensors(const TensorCall& call, LayerTensors& out) const 
   // For each expert: logit, 32-bit score and probability, a byte that says whether, and two 32-bit places of the
   // token in the permuted rows.
   constexpr int kRouterBytes = 2 + 4 + 4 + 1 + 2 * 4;
-  list.add("router", "19 n e / t", to_input_gradient, kRouterBytes * own * experts.count, moe);
+  list.add("router", "19 n e / t", to_input_gradient, kRouterBytes * own * options_.routes(), moe);
   list.operand("inputs of the experts", "p n k h u / t", to_weight_gradient, come * channels(), moe);
   if (options_.latent > 0) {
     list.operand("input of the projection from the experts", "p n w / t", to_weight_gradient, own * options_.latent,
@@ -392,13 +393,13 @@ void ExpertsBlock::add_tensors(const TensorCall& call, LayerTensors& out) const 
   list.operand("gradient of the layer's output", "p n h / s", gradient, call.hidden_elements());
   list.operand("gradients of the experts' outputs", "p n k h u / t", gradient, come * channels());
   list.operand("gradients of the activations' inputs", "p n i (k fe + fs) / t", gradient, inputs() * (width + shared));
-  list.add("gradient of the router", "2 n e / t", gradient, 2 * own * experts.count);
+  list.add("gradient of the router", "2 n e / t", gradient, 2 * own * options_.routes());
 }
 
 double ExpertsBlock::width() const {
   const Experts& experts = options_.experts;
   return experts.per_token * (channels() + (inputs() + 1.0) * experts.ffn_hidden) +
-         inputs() * (1.0 * experts.shared_ffn_hidden) + experts.count + options_.latent;
+         inputs() * (1.0 * experts.shared_ffn_hidden) + options_.routes() + options_.latent;
 }
 
 void ExpertsBlock::check(const std::string& model, const Training& training) const {

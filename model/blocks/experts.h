@@ -21,8 +21,12 @@ class ExpertsBlock : public Block {
     bool bias = false;
     int latent = 0;  // where not 0: tokens are projected down to this width for their experts (Nemotron 3)
     bool latent_norm = false;
-    bool router_bias = false;  // trained, one element per expert (GPT-OSS)
+    bool router_bias = false;   // trained, one element per expert (GPT-OSS, Gemma 4)
+    bool router_scale = false;  // trained, one element per channel of its input (Gemma 4)
+    int zero_experts = 0;       // that the router may choose and that compute nothing (LongCat)
     bool dropout = false;
+
+    int routes() const { return experts.count + zero_experts; }  // of the router
   };
   ExpertsBlock(int hidden, const Options& options) : Block(hidden, options.dropout), options_(options) {}
 

@@ -1,6 +1,7 @@
 #include "model/blocks/hf_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -11,9 +12,12 @@
 #include <utility>
 
 #include "model/blocks/attention.h"
+#include "model/blocks/compressed_attention.h"
 #include "model/blocks/experts.h"
+#include "model/blocks/hf_types.h"
 #include "model/blocks/latent_attention.h"
 #include "model/blocks/layer.h"
+#include "model/blocks/layer_embedding.h"
 #include "model/blocks/mlp.h"
 #include "model/blocks/registry.h"
 #include "model/blocks/scan.h"
@@ -24,127 +28,8 @@ namespace {
 constexpr std::int64_t kMostVocab = std::int64_t{1} << 31;
 
 using QkNorm = AttentionOptions::QkNorm;
-using Gate = AttentionOptions::Gate;
-
-// What the code of a model type in transformers fixes, besides its config's keys.
-struct HfType {
-  enum class Norms : std::uint8_t { pre, post, both };
-  enum class Rope : std::uint8_t { all, none, learned, windows };  // windows: full attention has none
-
-  std::string_view name;
-  QkNorm qk_norm = QkNorm::none;
-  Gate gate = Gate::none;
-  Norms norms = Norms::pre;
-  Rope rope = Rope::all;
-  bool qkv_bias = false;
-  bool projection_bias = false;
-  bool mlp_bias = false;
-  bool gated = true;
-  bool layer_norm = false;
-  bool tied = false;
-  bool shared_gate = false;
-  bool sinks = false;
-  bool router_bias = false;
-  bool moe_keys_bias = false;     // biases of experts
-  int parallel_norms = 0;         // attention and MLP side by side after this number of norms
-  std::string_view pattern = "";  // of mixers where the config lists none: F full, W window, G delta, repeated
-};
-
 using enum HfType::Norms;
 using Rope = HfType::Rope;
-
-constexpr HfType kHfTypes[] = {
-    {.name = "arcee", .gated = false},
-    {.name = "bloom",
-     .rope = Rope::none,
-     .qkv_bias = true,
-     .projection_bias = true,
-     .mlp_bias = true,
-     .gated = false,
-     .layer_norm = true,
-     .tied = true},
-    {.name = "deepseek_v32"},
-    {.name = "dots1", .qk_norm = QkNorm::per_head},
-    {.name = "ernie4_5_moe", .tied = true},
-    {.name = "exaone_moe", .qk_norm = QkNorm::per_head, .rope = Rope::windows},
-    {.name = "falcon", .gated = false, .layer_norm = true, .tied = true, .parallel_norms = 1},
-    {.name = "falcon_h1"},
-    {.name = "gemma2", .norms = both, .tied = true, .pattern = "WF"},
-    {.name = "gemma3_text", .qk_norm = QkNorm::per_head, .norms = both, .tied = true, .pattern = "WWWWWF"},
-    {.name = "glm4_moe", .qkv_bias = true},
-    {.name = "glm_moe_dsa"},
-    {.name = "gpt_neox",
-     .qkv_bias = true,
-     .projection_bias = true,
-     .mlp_bias = true,
-     .gated = false,
-     .layer_norm = true,
-     .parallel_norms = 2},
-    {.name = "granitemoehybrid", .tied = true},
-    {.name = "hunyuan_v1_moe", .qk_norm = QkNorm::per_head, .tied = true},
-    {.name = "hy_v3", .qk_norm = QkNorm::per_head},
-    {.name = "kimi_k2"},
-    {.name = "kimi_linear"},
-    {.name = "llama4_text"},
-    {.name = "mimo", .qkv_bias = true},
-    {.name = "mimo_v2_flash", .sinks = true},
-    {.name = "minimax", .pattern = "LLLLLLLF"},
-    {.name = "minimax_m2", .qk_norm = QkNorm::all_heads},
-    {.name = "nemotron_h", .gated = false},
-    {.name = "olmo2", .qk_norm = QkNorm::all_heads, .norms = post},
-    {.name = "olmo3", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "WWWF"},
-    {.name = "olmoe", .qk_norm = QkNorm::all_heads},
-    {.name = "opt",
-     .rope = Rope::learned,
-     .qkv_bias = true,
-     .projection_bias = true,
-     .mlp_bias = true,
-     .gated = false,
-     .layer_norm = true,
-     .tied = true},
-    {.name = "phi",
-     .qkv_bias = true,
-     .projection_bias = true,
-     .mlp_bias = true,
-     .gated = false,
-     .layer_norm = true,
-     .parallel_norms = 1},
-    {.name = "phimoe", .layer_norm = true},
-    {.name = "qwen3_5_moe_text",
-     .qk_norm = QkNorm::per_head,
-     .gate = Gate::elementwise,
-     .shared_gate = true,
-     .pattern = "GGGF"},
-    {.name = "qwen3_5_text", .qk_norm = QkNorm::per_head, .gate = Gate::elementwise, .pattern = "GGGF"},
-    {.name = "qwen3_next",
-     .qk_norm = QkNorm::per_head,
-     .gate = Gate::elementwise,
-     .shared_gate = true,
-     .pattern = "GGGF"},
-    {.name = "seed_oss", .qkv_bias = true},
-    {.name = "smollm3", .tied = true},
-    {.name = "step3p5", .qk_norm = QkNorm::per_head, .gate = Gate::per_head, .pattern = "FWWW"},
-};
-
-// Types whose config has the language model's in "text_config", or another name for the same layers.
-constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"gemma3", "gemma3_text"},           {"llama4", "llama4_text"},  {"qwen3_5", "qwen3_5_text"},
-    {"qwen3_5_moe", "qwen3_5_moe_text"}, {"kimi_k3", "kimi_linear"}, {"step3p7", "step3p5"},
-    {"minimax_text_01", "minimax"},      {"minimax_m1", "minimax"},  {"K-EXAONE", "exaone_moe"},
-};
-
-std::string_view language_type(std::string_view type) {
-  for (const auto& [alias, of] : kAliases) {
-    if (alias == type) return of;
-  }
-  return type;
-}
-
-const HfType* find_type(std::string_view name) {
-  const auto* const found = std::find_if(std::begin(kHfTypes), std::end(kHfTypes),
-                                         [&](const HfType& type) { return type.name == language_type(name); });
-  return found == std::end(kHfTypes) ? nullptr : found;
-}
 
 class HfConfig {
  public:
@@ -177,7 +62,11 @@ class HfConfig {
   }
 
   void read_sizes() {
-    count_ = static_cast<int>(r_.integer(r_.has("n_layer") ? "n_layer" : "num_hidden_layers", 1, kMostModelLayers));
+    const char* const layers = r_.has("n_layer")      ? "n_layer"
+                               : r_.has("num_layers") ? "num_layers"
+                                                      : "num_hidden_layers";
+    count_ = r_.has("layers_block_type") ? static_cast<int>(r_.at("layers_block_type").elements().size())
+                                         : static_cast<int>(r_.integer(layers, 1, kMostModelLayers));
     hidden_ = size_of({"hidden_size", "n_embed"});
     model_.name = name_of_source();
     model_.hidden = hidden_;
@@ -191,6 +80,14 @@ class HfConfig {
     }
     // OPT's table has two rows more than positions.
     if (type_.rope == Rope::learned) model_.positions = model_.max_positions + 2;
+    if (r_.has("hc_mult")) {
+      model_.streams = static_cast<int>(r_.integer("hc_mult", 1, 64));
+      const std::int64_t n = model_.streams;
+      if (n > 1) model_.other_parameters += n * n * hidden_ + n + 1;
+    }
+    model_.other_parameters += type_.embedding_norm ? std::int64_t{2} * hidden_ : 0;
+    model_.other_parameters += type_.head_bias ? model_.vocab : 0;
+    model_.layer_embedding = size_or("hidden_size_per_layer_input", 0);
     heads_ = size_of({"num_attention_heads", "n_head"});
     kv_heads_ =
         size_or("num_key_value_heads", r_.has("multi_query") && r_.boolean_or("multi_query", false) ? 1 : heads_);
@@ -227,11 +124,12 @@ class HfConfig {
     for (const char* key : {"layer_types", "layers_block_type"}) {
       if (!r_.has(key)) continue;
       const std::string word = word_of(key, layer);
-      if (word == "full_attention" || word == "attention") return 'F';
+      if (word == "full_attention" || word == "attention" || word == "indexed_attention") return 'F';
       if (word == "sliding_attention") return 'W';
       if (word == "chunked_attention") return 'C';
       if (word == "mamba") return 'M';
-      if (word == "linear_attention") return type_.name == "minimax" ? 'L' : 'G';
+      if (word == "linear_attention") return type_.linear;
+      if (r_.has("compress_rates") && r_.at("compress_rates").has(word)) return 'F';
       r_.at(key).fail("expected full_attention, sliding_attention, chunked_attention, linear_attention or mamba");
     }
     if (r_.has("attn_type_list")) return number_of("attn_type_list", layer) == 0 ? 'L' : 'F';
@@ -260,7 +158,7 @@ class HfConfig {
   bool has_experts_at(int layer) {
     if (!has_any({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"})) return false;
     if (r_.has("enable_moe_block") && !r_.boolean_or("enable_moe_block", false)) return false;
-    if (r_.has("mlp_layer_types")) return word_of("mlp_layer_types", layer) == "sparse";
+    if (r_.has("mlp_layer_types")) return word_of("mlp_layer_types", layer) != "dense";
     if (r_.has("moe_layer_freq") && r_.at("moe_layer_freq").json().is_array())
       return number_of("moe_layer_freq", layer) == 1;
     if (r_.has("is_moe_layer")) return r_.at("is_moe_layer").elements().at(static_cast<std::size_t>(layer)).boolean();
@@ -285,13 +183,21 @@ class HfConfig {
   }
 
   BlockPtr mixer(char kind, int layer) {
+    if (r_.has("compress_ratios")) return compressed(number_of("compress_ratios", layer));
+    if (r_.has("compress_rates")) {
+      const std::string word = word_of("layer_types", layer);
+      JsonReader rates = r_.at("compress_rates");
+      return compressed(rates.has(word) ? rates.integer(word, 0, kMostModelSize) : 0);
+    }
     if (r_.has("kv_lora_rank") && kind == 'F') return latent(layer);
     switch (kind) {
       case 'G': return shared("G", [&] { return delta(); });
       case 'K': return shared("K", [&] { return kimi_delta(); });
       case 'M': return shared("M", [&] { return mamba(); });
       case 'L': return shared("L", [&] { return lightning(); });
-      default: return shared(fmt::format("{}{}", kind, roped(layer)), [&] { return attention(kind, layer); });
+      default:
+        return shared(fmt::format("{}{}{}{}", kind, roped(layer), sparse_at(layer), shares_keys(layer)),
+                      [&] { return attention(kind, layer); });
     }
   }
 
@@ -314,6 +220,7 @@ class HfConfig {
     } else if (kind == 'C') {
       out.core.chunk = size("attention_chunk_size");
     }
+    if (type_.name == "gemma4_text") read_gemma4(local, layer, out);
     out.core.value_head_dim =
         size_or(local && r_.has("swa_v_head_dim") ? "swa_v_head_dim" : "v_head_dim", out.core.head_dim);
     const bool keyed = r_.has("attention_bias") || r_.has("bias");
@@ -327,7 +234,69 @@ class HfConfig {
     if (type_.name == "glm4_moe" && r_.boolean_or("use_qk_norm", false)) out.qk_norm = QkNorm::per_head;
     out.gate = type_.gate;
     out.sinks = type_.sinks && local;
+    if (sparse_at(layer)) {
+      JsonReader sparse = r_.at("sparse_attention_config");
+      const auto sparse_size = [&](const char* key) {
+        return static_cast<int>(sparse.integer(key, 1, kMostModelSize));
+      };
+      out.indexer = Indexer{.heads = sparse_size("sparse_num_index_heads"),
+                            .head_dim = sparse_size("sparse_index_dim"),
+                            .top_k = sparse_size("sparse_topk_blocks") * sparse_size("sparse_block_size"),
+                            .weighted = false};
+    }
     return std::make_shared<Attention>(hidden_, out);
+  }
+
+  // Full attention has heads of its own and one projection for keys and values; the last layers use those of the last
+  // layer of their kind before.
+  void read_gemma4(bool local, int layer, AttentionOptions& out) {
+    out.shared_keys = shares_keys(layer);
+    if (local) return;
+    if (r_.has("num_global_key_value_heads")) out.core.kv_heads = size("num_global_key_value_heads");
+    if (out.core.heads % out.core.kv_heads != 0) {
+      r_.at("num_global_key_value_heads").fail("expected a divisor of the attention heads");
+    }
+    out.core.head_dim = size_or("global_head_dim", out.core.head_dim);
+    if (const std::string key = fmt::format("{:02}", layer);
+        r_.has("per_layer_config") && r_.at("per_layer_config").has(key)) {
+      JsonReader of = r_.at("per_layer_config").at(key);
+      out.core.head_dim = static_cast<int>(of.integer_or("head_dim", 1, kMostModelSize, out.core.head_dim));
+      out.core.kv_heads = static_cast<int>(of.integer_or("num_key_value_heads", 1, kMostModelSize, out.core.kv_heads));
+    }
+    out.keys_as_values = r_.boolean_or("attention_k_eq_v", false);
+  }
+  bool shares_keys(int layer) { return layer >= count_ - size_or("num_kv_shared_layers", 0); }
+
+  bool sparse_at(int layer) {
+    if (!r_.has("sparse_attention_config")) return false;
+    JsonReader sparse = r_.at("sparse_attention_config");
+    if (!sparse.boolean_or("use_sparse_attention", true)) return false;
+    if (!sparse.has("sparse_attention_freq")) return true;
+    const std::vector<JsonReader> list = sparse.at("sparse_attention_freq").elements();
+    if (static_cast<int>(list.size()) < count_)
+      sparse.at("sparse_attention_freq").fail(fmt::format("expected {} layers", count_));
+    return list[static_cast<std::size_t>(layer)].integer(0, 1) == 1;
+  }
+
+  BlockPtr compressed(std::int64_t ratio) {
+    return shared(fmt::format("compressed {}", ratio), [&] {
+      CompressedAttentionOptions out{.heads = heads_,
+                                     .head_dim = head_dim_,
+                                     .query_rank = size("q_lora_rank"),
+                                     .out_groups = size("o_groups"),
+                                     .out_rank = size("o_lora_rank"),
+                                     .window = size("sliding_window"),
+                                     .ratio = static_cast<int>(ratio)};
+      if (out.heads % out.out_groups != 0) r_.at("o_groups").fail("expected a divisor of the attention heads");
+      constexpr int kIndexed = 4;  // with larger ratios all entries are attended to
+      if (ratio == kIndexed) {
+        out.indexer = Indexer{.heads = size("index_n_heads"),
+                              .head_dim = size("index_head_dim"),
+                              .top_k = size("index_topk"),
+                              .ratio = kIndexed};
+      }
+      return std::make_shared<CompressedAttention>(hidden_, out);
+    });
   }
 
   bool has_qk_norm() { return !r_.has("use_qk_norm") || r_.boolean_or("use_qk_norm", true); }
@@ -369,29 +338,34 @@ class HfConfig {
                                                          .chunk = 64});
   }
 
+  // Its sizes are in an object, or have names of their own.
   BlockPtr kimi_delta() {
-    JsonReader of = r_.at("linear_attn_config");
-    const int heads = static_cast<int>(of.integer("num_heads", 1, kMostModelSize));
-    const int dim = static_cast<int>(of.integer("head_dim", 1, kMostModelSize));
+    const bool apart = r_.has("linear_attn_config");
+    JsonReader of = apart ? r_.at("linear_attn_config") : r_;
+    const auto size_in = [&](const char* key) { return static_cast<int>(of.integer(key, 1, kMostModelSize)); };
+    const int heads = size_in(apart ? "num_heads" : "linear_num_heads");
+    const int dim = size_in(apart ? "head_dim" : "linear_head_dim");
     return std::make_shared<Scan>(
         hidden_, Scan::Options{.rule = Scan::Rule::kimi_delta,
                                .heads = heads,
                                .head_dim = dim,
                                .state = dim,
                                .groups = heads,
-                               .convolution = static_cast<int>(of.integer("short_conv_kernel_size", 1, kMostModelSize)),
+                               .convolution = size_in(apart ? "short_conv_kernel_size" : "linear_conv_kernel_dim"),
                                .chunk = 64,
                                .full_gate = of.boolean_or("use_full_rank_gate", false)});
   }
 
   BlockPtr mamba() {
-    return std::make_shared<Scan>(hidden_, Scan::Options{.rule = Scan::Rule::mamba2,
-                                                         .heads = size_of({"mamba_num_heads", "mamba_n_heads"}),
-                                                         .head_dim = size_of({"mamba_head_dim", "mamba_d_head"}),
-                                                         .state = size_of({"ssm_state_size", "mamba_d_state"}),
-                                                         .groups = size_of({"n_groups", "mamba_n_groups"}),
-                                                         .convolution = size_of({"conv_kernel", "mamba_d_conv"}),
-                                                         .chunk = size_of({"chunk_size", "mamba_chunk_size"})});
+    return std::make_shared<Scan>(hidden_,
+                                  Scan::Options{.rule = Scan::Rule::mamba2,
+                                                .heads = size_of({"mamba_num_heads", "mamba_n_heads"}),
+                                                .head_dim = size_of({"mamba_head_dim", "mamba_d_head"}),
+                                                .state = size_of({"ssm_state_size", "mamba_d_state"}),
+                                                .groups = size_of({"n_groups", "mamba_n_groups"}),
+                                                .convolution = size_of({"conv_kernel", "mamba_d_conv"}),
+                                                .chunk = size_of({"chunk_size", "mamba_chunk_size"}),
+                                                .norm = r_.boolean_or("mamba_rms_norm", type_.name != "falcon_h1")});
   }
 
   BlockPtr lightning() {
@@ -434,6 +408,10 @@ class HfConfig {
       experts.shared_gate = type_.shared_gate;
       experts.groups = std::max(1, size_or("n_group", size_or("num_expert_group", 1)));
       experts.groups_per_token = std::max(1, size_or("topk_group", 1));
+      out.router_bias = type_.router_bias || r_.boolean_or("router_bias", false);
+      out.router_scale = type_.router_scale;
+      out.zero_experts = size_or("zero_expert_num", 0);
+      if (out.zero_experts > 0) experts.per_token = std::max(1, experts.per_token * experts.count / out.routes());
       out.latent = size_or("moe_latent_size", size_or("routed_expert_hidden_size", 0));
       out.latent_norm = r_.boolean_or("latent_moe_use_norm", false);
       return std::make_shared<ExpertsBlock>(hidden_, out);
@@ -454,7 +432,7 @@ class HfConfig {
   LayerStep step(std::vector<BlockPtr> blocks, int norms = 1) const {
     return {.blocks = std::move(blocks),
             .pre_norms = type_.norms == post ? 0 : norms,
-            .post_norm = type_.norms != HfType::Norms::pre};
+            .post_norms = type_.norms == HfType::Norms::pre ? 0 : 1};
   }
 
   void add(std::vector<LayerStep> steps) {
@@ -482,8 +460,31 @@ class HfConfig {
       return add({step({shared("M", [&] { return mamba(); }), mixer('F', layer)}), step({mlp_block})});
     }
     const BlockPtr mixer_block = mixer(mixer_at(layer), layer);
+    if (type_.name == "gemma4_text") return add_gemma4(layer, mixer_block);
+    if (type_.name == "longcat_flash") {
+      const BlockPtr dense = mlp(dense_width());
+      return add({step({mixer_block}), step({dense, mlp_block}), step({mixer_block}), step({dense})});
+    }
     if (type_.parallel_norms > 0) return add({step({mixer_block, mlp_block}, parallel_norms())});
     add({step({mixer_block}), step({mlp_block})});
+  }
+
+  // Experts beside the MLP have norms of their own, and so has the sum. The embedding of the layer follows.
+  void add_gemma4(int layer, const BlockPtr& mixer_block) {
+    const bool wide = shares_keys(layer) && r_.boolean_or("use_double_wide_mlp", false);
+    LayerStep forward = step({mlp(dense_width() * (wide ? 2 : 1))});
+    if (has_experts_at(layer)) {
+      forward.blocks.push_back(experts());
+      forward.pre_norms = 2;
+      forward.post_norms = 3;
+    }
+    std::vector<LayerStep> steps = {step({mixer_block}), forward};
+    if (const int width = model_.layer_embedding; width > 0) {
+      const BlockPtr block =
+          shared("embedding", [&] { return std::make_shared<LayerEmbedding>(hidden_, width, false); });
+      steps.push_back({.blocks = {block}, .pre_norms = 0, .post_norms = 1});
+    }
+    add(std::move(steps));
   }
 
   // Falcon 40B and 180B have a norm for each of both.
@@ -493,12 +494,27 @@ class HfConfig {
   }
 
   // Each layer is one block: M, *, - or E.
-  void add_nemotron(int layer) { add({step({nemotron_block(r_.string("hybrid_override_pattern"), layer)})}); }
+  void add_nemotron(int layer) { add({step({nemotron_block(nemotron_kind(layer), layer)})}); }
 
-  BlockPtr nemotron_block(const std::string& pattern, int layer) {
+  char nemotron_kind(int layer) {
+    constexpr std::pair<std::string_view, char> kKinds[] = {{"mamba", 'M'},     {"linear_attention", 'M'},
+                                                            {"attention", '*'}, {"full_attention", '*'},
+                                                            {"mlp", '-'},       {"moe", 'E'}};
+    if (r_.has("layers_block_type")) {
+      const std::string word = word_of("layers_block_type", layer);
+      for (const auto& [name, kind] : kKinds) {
+        if (word == name) return kind;
+      }
+      r_.at("layers_block_type").fail("expected mamba, attention, mlp and moe");
+    }
+    const std::string pattern = r_.string("hybrid_override_pattern");
     if (static_cast<int>(pattern.size()) < count_)
       r_.at("hybrid_override_pattern").fail(fmt::format("expected {} layers", count_));
-    switch (pattern[static_cast<std::size_t>(layer)]) {
+    return pattern[static_cast<std::size_t>(layer)];
+  }
+
+  BlockPtr nemotron_block(char kind, int layer) {
+    switch (kind) {
       case 'M': return shared("M", [&] { return mamba(); });
       case '*': return shared("*", [&] { return attention('F', layer); });
       case '-': return mlp(dense_width());
@@ -512,8 +528,15 @@ class HfConfig {
       if (r_.has(key)) model_.mtp_layers = static_cast<int>(r_.integer(key, 0, 1 << 10));
     }
     model_.mtp_kind = list_.pattern.empty() ? 0 : list_.pattern.back();
+    // DeepSeek-V4 lists the kinds of these layers after the others.
+    if (model_.mtp_layers > 0 && r_.has("compress_ratios") &&
+        std::ssize(r_.at("compress_ratios").elements()) > count_) {
+      add_layer(count_);
+      model_.mtp_kind = list_.pattern.back();
+      list_.pattern.pop_back();
+    }
     // Nemotron's has attention and experts.
-    if (model_.mtp_layers == 0 || !r_.has("mtp_hybrid_override_pattern")) return;
+    if (model_.mtp_layers == 0 || !(r_.has("mtp_hybrid_override_pattern") || r_.has("mtp_layers_block_type"))) return;
     list_.kinds.push_back({.name = "attention, experts",
                            .steps = {step({shared("*", [&] { return attention('F', 0); })}), step({experts()})}});
     model_.mtp_kind = static_cast<int>(list_.kinds.size()) - 1;
@@ -534,17 +557,48 @@ class HfConfig {
 
 }  // namespace
 
-bool has_hf_blocks(std::string_view model_type) { return find_type(model_type) != nullptr; }
-
-std::vector<std::string> hf_block_types() {
-  std::vector<std::string> out;
-  for (const HfType& type : kHfTypes) out.emplace_back(type.name);
-  return out;
+std::string suggested_blocks(const JsonReader& reader) {
+  constexpr std::pair<const char*, const char*> kSuggested[] = {
+      {"kv_lora_rank", "latent_attention"},
+      {"compress_ratios", "compressed_attention"},
+      {"num_attention_heads", "attention"},
+      {"mamba_num_heads", "mamba2"},
+      {"mamba_n_heads", "mamba2"},
+      {"ssm_state_size", "mamba2"},
+      {"linear_num_value_heads", "gated_delta_net"},
+      {"linear_attn_config", "kimi_delta_attention"},
+      {"num_experts", "experts"},
+      {"n_routed_experts", "experts"},
+      {"num_local_experts", "experts"},
+      {"moe_num_experts", "experts"},
+      {"intermediate_size", "mlp"},
+  };
+  std::vector<std::string> blocks;
+  const Json& keys = reader.json().contains("text_config") ? reader.json().at("text_config") : reader.json();
+  for (const auto& [key, block] : kSuggested) {
+    const bool latent = !blocks.empty() && blocks.front() != "mamba2" && std::string_view(block) == "attention";
+    if (latent || !keys.contains(key) || std::find(blocks.begin(), blocks.end(), block) != blocks.end()) continue;
+    blocks.emplace_back(block);
+  }
+  if (blocks.empty()) return "";
+  return fmt::format("its keys suggest layers of {}: write them as a list of layers (sluice.model/2, docs/formats.md)",
+                     fmt::join(blocks, ", "));
 }
 
 Model model_from_hf_config(JsonReader reader) {
-  const HfType& type = *find_type(reader.string("model_type"));
-  return HfConfig(reader.has("text_config") ? reader.at("text_config") : reader, type).read();
+  const HfType& type = *find_hf_type(reader.string("model_type"));
+  if (!reader.has("text_config")) return HfConfig(reader, type).read();
+  JsonReader text = reader.at("text_config");
+  Model model = HfConfig(text, type).read();
+  for (const auto& [key, what] : {std::pair("vision_config", "vision"), std::pair("audio_config", "audio")}) {
+    if (!reader.has(key) || reader.at(key).json().is_null()) continue;
+    model.left_out += fmt::format("{}its {} encoder", model.left_out.empty() ? "" : " and ", what);
+  }
+  // Where the language model's own part does not have it.
+  if (!text.has("tie_word_embeddings")) {
+    model.tied_embeddings = reader.boolean_or("tie_word_embeddings", model.tied_embeddings);
+  }
+  return model;
 }
 
 }  // namespace sluice::model

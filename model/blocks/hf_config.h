@@ -5,10 +5,9 @@
 
 namespace sluice::model {
 
-// Whether a model_type of Hugging Face is described by blocks, and not by a Transformer.
-bool has_hf_blocks(std::string_view model_type);
-// Names of all such types, in the order of the table.
-std::vector<std::string> hf_block_types();
+// What the keys of a config.json of another type suggest: "its keys suggest attention and experts", and how to write
+// such a model.
+std::string suggested_blocks(const JsonReader& reader);
 
 // Reads a config.json of such a type: the layers of its language model. Irrelevant keys are ignored. Throws InputError
 // naming the file and the key.

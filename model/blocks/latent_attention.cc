@@ -10,14 +10,6 @@ namespace sluice::model {
 using namespace kernel_parts;
 using enum TensorLife;
 
-namespace {
-
-// First estimates (DeepSeek-V3.2's kernels reach about half of the dense ones' rates).
-constexpr double kSparseFraction = 0.35;
-constexpr double kIndexFraction = 0.5;
-
-}  // namespace
-
 // Elements per token on one device.
 struct LatentAttentionBlock::LatentSizes {
   double query_rank;
@@ -54,44 +46,32 @@ std::int64_t LatentAttentionBlock::matrix_elements(int tp) const {
 }
 
 std::int64_t LatentAttentionBlock::indexer_matrix_elements() const {
-  if (!options_.indexer || !options_.indexer->own) return 0;
-  const Indexer& indexer = *options_.indexer;
-  const std::int64_t queries = std::int64_t{indexer.heads} * indexer.head_dim;
-  const std::int64_t from = options_.latent.query_rank > 0 ? options_.latent.query_rank : hidden();
-  return from * queries + std::int64_t{hidden()} * (indexer.head_dim + indexer.heads);
+  return options_.indexer ? options_.indexer->matrix_elements(hidden(), query_source()) : 0;
 }
 
 BlockParameters LatentAttentionBlock::parameters(const Shards& shards) const {
   BlockParameters out;
   out.all = matrix_elements(shards.tp) + options_.latent.query_rank + options_.latent.key_value_rank;
   out.linear = matrix_elements(1) / shards.tp;
-  if (const std::int64_t index = indexer_matrix_elements(); index > 0) {
-    out.all += index + std::int64_t{2} * options_.indexer->head_dim;  // and a norm of its keys
-  }
+  if (options_.indexer) out.all += options_.indexer->parameters(hidden(), query_source());
   return out;
 }
 
 double LatentAttentionBlock::sparse_flops(double tokens, double context) const {
-  AttentionCore selected = core_;
-  selected.window = options_.indexer->top_k;
   const LatentAttention& latent = options_.latent;
-  return 2.0 * options_.heads * (2 * latent.key_value_rank + latent.rope_head_dim) * selected.pairs(tokens, context);
-}
-
-double LatentAttentionBlock::index_flops(double tokens, double context) const {
-  const Indexer& indexer = *options_.indexer;
-  return indexer.own ? 2.0 * indexer.heads * indexer.head_dim * core_.pairs(tokens, context) : 0;
+  return 2.0 * options_.heads * (2 * latent.key_value_rank + latent.rope_head_dim) *
+         options_.indexer->chosen(tokens, context);
 }
 
 double LatentAttentionBlock::core_model_flops(std::int64_t tokens) const {
   const auto n = static_cast<double>(tokens);
-  return options_.indexer ? sparse_flops(n, 0) + index_flops(n, 0) : core_.model_flops(n);
+  return options_.indexer ? sparse_flops(n, 0) + options_.indexer->flops(n, 0) : core_.model_flops(n);
 }
 
 double LatentAttentionBlock::core_flops(std::int64_t tokens, std::int64_t context) const {
   const auto n = static_cast<double>(tokens);
   const auto c = static_cast<double>(context);
-  return options_.indexer ? sparse_flops(n, c) + index_flops(n, c) : core_.flops(n, c);
+  return options_.indexer ? sparse_flops(n, c) + options_.indexer->flops(n, c) : core_.flops(n, c);
 }
 
 LatentAttentionBlock::LatentSizes LatentAttentionBlock::sizes(const Training& training) const {
@@ -118,51 +98,11 @@ double LatentAttentionBlock::joined_bytes(const Sizes& s, const LatentSizes& l) 
 
 void LatentAttentionBlock::add_attention(OpKind kind, const BlockCall& call, Kernels& out) const {
   if (!options_.indexer) return add_core(core_, kind, call, out);
-  const auto tokens = static_cast<double>(call.slice.tokens);
-  const auto context = static_cast<double>(call.slice.context);
-  const Training& training = call.training;
-  const double flops =
-      sparse_flops(tokens, context) * call.slice.sequences / (static_cast<double>(training.tp) * training.cp);
+  const double flops = sparse_flops(static_cast<double>(call.slice.tokens), static_cast<double>(call.slice.context));
   const LatentAttention& latent = options_.latent;
-  const double heads = static_cast<double>(options_.heads) / training.tp;
+  const double heads = static_cast<double>(options_.heads) / call.training.tp;
   const double moved = call.sizes.rows * heads * (2 * latent.key_value_rank + latent.rope_head_dim);
-  if (kind == OpKind::F) {
-    out.push_back(rated("sparse attention", flops, kSparseFraction, 2 * moved));
-  } else {
-    out.push_back(rated("d sparse attention", 2.5 * flops, kSparseFraction, 4 * moved));
-  }
-}
-
-// In F the indexer's GEMMs and scores, and the choice of the best ones; in I its loss, for which the scores of the
-// selected pairs are computed again, and the gradients of its own parameters.
-void LatentAttentionBlock::add_index(OpKind kind, const BlockCall& call, Kernels& out) const {
-  if (!options_.indexer || !options_.indexer->own) return;
-  const Indexer& indexer = *options_.indexer;
-  const Training& training = call.training;
-  const Sizes& s = call.sizes;
-  const auto tokens = static_cast<double>(call.slice.tokens);
-  const auto context = static_cast<double>(call.slice.context);
-  const double queries = static_cast<double>(indexer.heads) * indexer.head_dim;
-  const double from = options_.latent.query_rank > 0 ? options_.latent.query_rank : s.hidden;
-  const double pairs = core_.pairs(tokens, context) * call.slice.sequences / training.cp;
-  const double flops = index_flops(tokens, context) * call.slice.sequences / training.cp;
-  const double keys = indexer.head_dim + indexer.heads;
-  if (kind == OpKind::F) {
-    out.push_back(gemm("index queries", s.rows, from, queries));
-    out.push_back(gemm("index keys and weights", s.rows, s.hidden, keys));
-    out.push_back(rated("index scores", flops, kIndexFraction, 2 * s.rows * queries + 4 * pairs));
-    out.push_back(memory("top-k of index", 4 * pairs + 4 * s.rows * indexer.top_k, 2));
-  } else if (kind == OpKind::I) {
-    AttentionCore selected = core_;
-    selected.window = indexer.top_k;
-    const double chosen = selected.pairs(tokens, context) * call.slice.sequences / training.cp;
-    const double again = 2.0 * options_.heads * core_.head_dim * chosen / training.tp;
-    out.push_back(rated("index loss", again, kSparseFraction, 12 * chosen));
-    out.push_back(rated("d index scores", 2 * flops, kIndexFraction, 4 * s.rows * queries + 8 * pairs));
-  } else {
-    out.push_back(weight_gemm("w index queries", s.rows, from, queries, training.gradient_bytes));
-    out.push_back(weight_gemm("w index keys and weights", s.rows, s.hidden, keys, training.gradient_bytes));
-  }
+  add_sparse_core(kind, call, flops, moved, out);
 }
 
 void LatentAttentionBlock::add_forward(const BlockCall& call, Kernels& out) const {
@@ -182,7 +122,9 @@ void LatentAttentionBlock::add_forward(const BlockCall& call, Kernels& out) cons
   add_linear(out, training, "KV up", s.rows, l.key_value_rank, l.up, Source::norm);
   out.push_back(memory(options_.rotary ? "rotary, joined heads" : "joined heads", joined_bytes(s, l), 5));
   repeat_with(RecomputeModule::up_projection, out, out.size() - 2);
-  add_index(OpKind::F, call, out);
+  if (options_.indexer) {
+    options_.indexer->add_kernels(core_, static_cast<double>(query_source()), OpKind::F, call, out);
+  }
   add_attention(OpKind::F, call, out);
   if (l.gate > 0) {
     add_linear(out, training, "gate projection", s.rows, s.hidden, l.gate, Source::norm);
@@ -208,7 +150,9 @@ void LatentAttentionBlock::add_input_gradient(const BlockCall& call, Kernels& ou
     add_linear_gradient(out, training, "d gate projection", s.rows, l.gate, s.hidden);
   }
   add_attention(OpKind::I, call, out);
-  add_index(OpKind::I, call, out);
+  if (options_.indexer) {
+    options_.indexer->add_kernels(core_, static_cast<double>(query_source()), OpKind::I, call, out);
+  }
   out.push_back(memory(options_.rotary ? "d rotary, joined heads" : "d joined heads", joined_bytes(s, l), 5));
   add_linear_gradient(out, training, "d KV up", s.rows, l.up, l.key_value_rank);
   const double queries = l.query_rank > 0 ? l.query_rank : s.hidden;
@@ -233,7 +177,9 @@ void LatentAttentionBlock::add_weight_gradient(const BlockCall& call, Kernels& o
   const LatentSizes l = sizes(training);
   out.push_back(linear_weight(training, "w projection", s.rows, l.output, s.hidden));
   if (l.gate > 0) out.push_back(linear_weight(training, "w gate projection", s.rows, s.hidden, l.gate));
-  add_index(OpKind::W, call, out);
+  if (options_.indexer) {
+    options_.indexer->add_kernels(core_, static_cast<double>(query_source()), OpKind::W, call, out);
+  }
   out.push_back(linear_weight(training, "w KV up", s.rows, l.key_value_rank, l.up));
   out.push_back(linear_weight(training, "w Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, l.query));
   out.push_back(linear_weight(training, "w KV down", s.split, s.hidden, l.down));
@@ -265,13 +211,7 @@ void LatentAttentionBlock::add_tensors(const TensorCall& call, LayerTensors& out
   list.add("positional part of the keys", "2 n dr", to_input_gradient, 2 * position);
   list.operand("latents", "p n (rq + rkv) / s", to_weight_gradient, normed, up);
   list.operand("gradients of the latents", "p n ((rq + rkv) / s + dr)", gradient, normed + position);
-  if (options_.indexer) {
-    list.add("indices", "4 n per selected key", to_input_gradient, 4 * call.rows * options_.indexer->top_k);
-    if (options_.indexer->own) {
-      list.add("queries and keys of the indexer", "2 n per element of its heads", to_weight_gradient,
-               2 * call.rows * options_.indexer->head_dim * (options_.indexer->heads + 1));
-    }
-  }
+  if (options_.indexer) options_.indexer->add_tensors(call, list);
   list.add("queries", "2 n a d / t", to_input_gradient, 2 * query, up);
   list.add("keys and values", "2 n g (d + dv) / t", keys_values, 2 * keys_values_elements, up);
   list.add("attention's gate", "2 n a dv / t, or 1 per head", to_input_gradient, 2 * gate);
@@ -282,22 +222,14 @@ void LatentAttentionBlock::add_tensors(const TensorCall& call, LayerTensors& out
 }
 
 double LatentAttentionBlock::width() const {
-  const double indexed = options_.indexer ? 2.0 * options_.indexer->top_k +
-                                                1.0 * options_.indexer->head_dim * (options_.indexer->heads + 1)
-                                          : 0;
+  const double indexed = options_.indexer ? options_.indexer->width() : 0;
   return static_cast<double>(core_.query_width() + core_.key_value_width() + 2 * core_.value_width()) +
          2.0 * (options_.latent.query_rank + options_.latent.key_value_rank) + indexed;
 }
 
 void LatentAttentionBlock::check(const std::string& model, const Training& training) const {
   check_core(core_, model, training);
-  if (!training.flash_attention) {
-    throw InputError(fmt::format("/parallelism/flash_attention: {}: latent attention needs flash attention", model));
-  }
-  if (training.cp > 1 && training.context_exchange != Training::ContextExchange::ring) {
-    throw InputError(fmt::format(
-        "/parallelism/cp_comm_type: {}: latent attention with context parallelism is modeled only for p2p", model));
-  }
+  check_fused("latent attention", model, training);
 }
 
 }  // namespace sluice::model

@@ -2,19 +2,10 @@
 
 #include <optional>
 
-#include "model/blocks/attention_core.h"
+#include "model/blocks/indexer.h"
 #include "model/workload/transformer.h"
 
 namespace sluice::model {
-
-// Sparse attention: an indexer scores all earlier tokens with small heads, of which each query attends to the best ones
-// (DeepSeek-V3.2, arXiv:2512.02556). In training the indexer has a loss of its own, against the attention's weights.
-struct Indexer {
-  int heads = 0;
-  int head_dim = 0;
-  int top_k = 0;    // keys per query
-  bool own = true;  // false: the indices of an earlier layer are used again (GLM-5.2)
-};
 
 struct LatentAttentionOptions {
   int heads = 0;
@@ -55,12 +46,12 @@ class LatentAttentionBlock : public Block {
   // Elements of the weights of a rank: projections to and from heads are of its own ones.
   std::int64_t matrix_elements(int tp) const;
   std::int64_t indexer_matrix_elements() const;
+  // What queries, also the indexer's, are projected up from.
+  std::int64_t query_source() const { return options_.latent.query_rank > 0 ? options_.latent.query_rank : hidden(); }
   // Of the selected pairs of `tokens` queries after `context` tokens of a sequence.
   double sparse_flops(double tokens, double context) const;
-  double index_flops(double tokens, double context) const;
   LatentSizes sizes(const Training& training) const;
   void add_attention(OpKind kind, const BlockCall& call, Kernels& out) const;
-  void add_index(OpKind kind, const BlockCall& call, Kernels& out) const;
   void add_forward(const BlockCall& call, Kernels& out) const;
   void add_input_gradient(const BlockCall& call, Kernels& out) const;
   void add_weight_gradient(const BlockCall& call, Kernels& out) const;

@@ -67,7 +67,9 @@ void add_forward(const Layer& layer, const LayerStyle& style, const BlockCall& c
     add_mixing(style, OpKind::F, s, out);
     for (int norm = 0; norm < step.pre_norms; ++norm) add_norm(name_of(kNorm, i));
     for (const BlockPtr& block : step.blocks) block->add_kernels(OpKind::F, call, out);
-    if (step.post_norm) out.push_back(memory("norm of the result", 4 * s.split * s.hidden));
+    for (int norm = 0; norm < step.post_norms; ++norm) {
+      out.push_back(memory("norm of the result", 4 * s.split * s.hidden));
+    }
     const double beside = 2.0 * static_cast<double>(step.blocks.size() - 1);  // results that are added
     out.push_back(memory(name_of(kResidual, i), (6 + s.mask + beside) * s.split * s.hidden));
   }
@@ -78,7 +80,9 @@ void add_input_gradient(const Layer& layer, const LayerStyle& style, const Block
   for (std::size_t i = layer.steps.size(); i-- > 0;) {
     const LayerStep& step = layer.steps[i];
     out.push_back(memory(name_of(kDropoutGradient, i), (4 + s.mask) * s.split * s.hidden));
-    if (step.post_norm) out.push_back(memory("d norm of the result", 6 * s.split * s.hidden, 2));
+    for (int norm = 0; norm < step.post_norms; ++norm) {
+      out.push_back(memory("d norm of the result", 6 * s.split * s.hidden, 2));
+    }
     for (std::size_t block = step.blocks.size(); block-- > 0;) step.blocks[block]->add_kernels(OpKind::I, call, out);
     for (int norm = 0; norm < step.pre_norms; ++norm) {
       out.push_back(memory(name_of(kNormGradient, i), 6 * s.split * s.hidden, 2));
@@ -102,7 +106,7 @@ BlockParameters layer_parameters(const Layer& layer, const LayerStyle& style, co
   BlockParameters out;
   out.all = style.added_parameters;
   for (const LayerStep& step : layer.steps) {
-    out.all += (step.pre_norms + (step.post_norm ? 1 : 0)) * style.norm_parameters() + mixing_parameters(style);
+    out.all += (step.pre_norms + step.post_norms) * style.norm_parameters() + mixing_parameters(style);
     for (const BlockPtr& block : step.blocks) out += block->parameters(shards);
   }
   return out;
@@ -136,9 +140,8 @@ LayerTensors layer_tensors(const Layer& layer, const LayerStyle& style, const Te
   }
   for (const LayerStep& step : layer.steps) {
     for (const BlockPtr& block : step.blocks) block->add_tensors(call, out);
-    if (step.post_norm) {
-      list.add("input of the norm of the result", "2 n h / s", to_input_gradient, 2 * call.hidden_elements());
-    }
+    list.add("inputs of the norms of the result", "2 n h / s", to_input_gradient,
+             std::int64_t{2} * step.post_norms * call.hidden_elements());
   }
   if (style.dropout) {
     list.add("dropout masks", "2 n h / s", to_input_gradient,

@@ -207,7 +207,13 @@ std::int64_t layer_parameters(const Model& model, KindIndex kind) {
   return layer_parameters(model.kind(kind), model.style(), {}).all;
 }
 
-std::int64_t embedding_parameters(const Model& model) { return (model.vocab + model.positions) * model.hidden; }
+std::int64_t layer_embedding_parameters(const Model& model, std::int64_t words) {
+  return std::int64_t{model.layer_embedding} * (model.layers * (words + model.hidden) + 1);
+}
+
+std::int64_t embedding_parameters(const Model& model) {
+  return (model.vocab + model.positions) * model.hidden + layer_embedding_parameters(model, model.vocab);
+}
 
 std::int64_t head_parameters(const Model& model) {
   return model.style().norm_parameters() + (model.tied_embeddings ? 0 : model.vocab * model.hidden);

@@ -50,6 +50,10 @@ struct Model {
   std::int64_t other_parameters = 0;  // after the last layer: of the streams' last combination
 
   int mtp_kind = 0;
+  std::string left_out;  // what its file has besides this language model: "its vision encoder"
+  // Elements per token and layer of embeddings of every layer (LayerEmbedding), or 0. They are looked up, and added to
+  // a projection of the word embedding, before the first layer, and all go from stage to stage with the hidden states.
+  int layer_embedding = 0;
 
   int tensor_units = 0;  // of which tensor-parallel sizes are divisors: attention heads
   // Of the layers with the most experts; count 0: there are none.
@@ -62,6 +66,10 @@ struct Model {
   const Layer& kind(KindIndex index) const;
   const std::vector<std::uint8_t>& pattern() const;
   LayerStyle style() const;
+  // Elements per token of what a stage sends to the next one.
+  std::int64_t boundary_width() const {
+    return std::int64_t{hidden} * streams + std::int64_t{layer_embedding} * layers;
+  }
   // Whether a layer of the pattern or of multi-token prediction has a block of which it is true.
   bool any_block(const std::function<bool(const Block&)>& holds) const;
   bool uses(int kind) const;
@@ -97,8 +105,10 @@ std::int64_t parameters(const Model& model);
 std::int64_t active_parameters(const Model& model);
 // Parameters of one layer of a kind: matrices, biases and norms. GPT: 12 h^2 + 13 h.
 std::int64_t layer_parameters(const Model& model, KindIndex kind = 0);
-// Parameters of the word embedding and learned positions.
+// Parameters of the word embedding, learned positions and the embeddings of all layers, with their projection.
 std::int64_t embedding_parameters(const Model& model);
+// Those of the embeddings of all layers, of tables of `words` rows: e (l (words + h) + 1) for e elements.
+std::int64_t layer_embedding_parameters(const Model& model, std::int64_t words);
 // Parameters after the last layer: the final norm, and the head where it is not the word embedding.
 std::int64_t head_parameters(const Model& model);
 // Parameters of one layer of multi-token prediction: three norms (two inputs, and its output before the head), the

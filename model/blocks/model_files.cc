@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "model/blocks/hf_config.h"
+#include "model/blocks/hf_types.h"
 #include "model/blocks/layer.h"
+#include "model/blocks/layer_embedding.h"
 #include "model/blocks/registry.h"
 #include "model/input/files.h"
 #include "model/input/nearest.h"
@@ -14,9 +16,16 @@
 namespace sluice::model {
 namespace {
 
-// A block, or a list of blocks side by side.
-LayerStep step_from_json(const JsonReader& reader, const Model& model) {
+// A block, a list of blocks side by side, or an object with such a list and numbers of norms.
+LayerStep step_from_json(JsonReader reader, const Model& model) {
   LayerStep out;
+  if (reader.has("blocks")) {
+    out = step_from_json(reader.at("blocks"), model);
+    out.pre_norms = static_cast<int>(reader.integer_or("norms", 0, 4, 1));
+    out.post_norms = static_cast<int>(reader.integer_or("result_norms", 0, 4, 0));
+    reader.finish();
+    return out;
+  }
   if (!reader.json().is_array()) {
     out.blocks.push_back(block_from_json(reader, model.hidden, model.dropout));
     return out;
@@ -64,6 +73,7 @@ Model model_of_layers(JsonReader reader) {
   model.rms_norm = reader.boolean_or("rms_norm", true);
   model.dropout = reader.boolean_or("dropout", false);
   model.streams = static_cast<int>(reader.integer_or("streams", 1, 64, 1));
+  model.layer_embedding = static_cast<int>(reader.integer_or("layer_embedding", 0, kMostModelSize, 0));
   model.max_positions = static_cast<int>(reader.integer_or("max_position_embeddings", 0, 1 << 30, 0));
   const JsonReader kinds = reader.at("kinds");
   if (!kinds.json().is_object() || kinds.json().empty()) kinds.fail("expected the steps of each kind of layer");
@@ -79,8 +89,18 @@ Model model_of_layers(JsonReader reader) {
   if (list.pattern.empty()) reader.at("layers").fail("expected a layer");
   model.mtp_layers = static_cast<int>(reader.integer_or("mtp_layers", 0, 1 << 10, 0));
   model.mtp_kind = list.pattern.back();
+  if (reader.has("mtp_kind")) {
+    const std::string kind = reader.at("mtp_kind").one_of(names);
+    model.mtp_kind = static_cast<int>(std::find(names.begin(), names.end(), kind) - names.begin());
+  }
   reader.finish();
   model.set_layers(std::move(list));
+  model.any_block([&](const Block& block) {
+    const auto* const embedding = dynamic_cast<const LayerEmbedding*>(&block);
+    if (embedding == nullptr || embedding->elements() == model.layer_embedding) return false;
+    kinds.fail(fmt::format("a layer_embedding of {} elements requires layer_embedding {}", embedding->elements(),
+                           embedding->elements()));
+  });
   return model;
 }
 
@@ -112,13 +132,26 @@ Model model_from_json(JsonReader reader) {
   if (reader.has("kinds")) return model_of_layers(reader);
   if (!reader.has("model_type")) return transformer_from_json(reader);
   const std::string type = reader.string("model_type");
-  if (has_hf_blocks(type)) return model_from_hf_config(reader);
+  if (find_hf_type(type) != nullptr) return model_from_hf_config(reader);
   std::vector<std::string> types = transformer_types();
   if (std::find(types.begin(), types.end(), type) != types.end()) return transformer_from_hf(reader);
-  const std::vector<std::string> others = hf_block_types();
+  // A model of several kinds of data whose language model has a type of its own.
+  if (reader.has("text_config") && reader.at("text_config").has("model_type")) {
+    JsonReader text = reader.at("text_config");
+    const std::string inner = text.string("model_type");
+    if (find_hf_type(inner) != nullptr || std::find(types.begin(), types.end(), inner) != types.end()) {
+      Model model = model_from_json(text);
+      model.left_out = "what is not in text_config";
+      return model;
+    }
+  }
+  const std::vector<std::string> others = hf_type_names();
   types.insert(types.end(), others.begin(), others.end());
   std::sort(types.begin(), types.end());
-  reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(types, ", ")), did_you_mean(type, types));
+  const std::string suggested = suggested_blocks(reader);
+  reader.at("model_type")
+      .fail(fmt::format("expected one of {}{}{}", fmt::join(types, ", "), suggested.empty() ? "" : "; ", suggested),
+            did_you_mean(type, types));
 }
 
 Model read_model(const std::string& path) { return parse_model(read_file(path, std::int64_t{1} << 24), path); }

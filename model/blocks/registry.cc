@@ -5,8 +5,10 @@
 #include <iterator>
 
 #include "model/blocks/attention.h"
+#include "model/blocks/compressed_attention.h"
 #include "model/blocks/experts.h"
 #include "model/blocks/latent_attention.h"
+#include "model/blocks/layer_embedding.h"
 #include "model/blocks/mlp.h"
 #include "model/blocks/scan.h"
 #include "model/input/nearest.h"
@@ -25,6 +27,22 @@ Word word_or(JsonReader& reader, const char* key, std::span<const std::string> w
   if (!reader.has(key)) return fallback;
   const std::string word = reader.at(key).one_of(words);
   return static_cast<Word>(std::find(words.begin(), words.end(), word) - words.begin());
+}
+
+// With index_top_k; the other keys of an indexer require it.
+std::optional<Indexer> read_indexer(JsonReader& reader, bool weighted, int ratio = 1) {
+  for (const char* key : {"index_heads", "index_head_dim", "index_shared"}) {
+    reader.allow(key);
+    if (reader.has(key) && !reader.has("index_top_k")) reader.at(key).fail("requires index_top_k");
+  }
+  reader.allow("index_top_k");
+  if (!reader.has("index_top_k")) return {};
+  return Indexer{.heads = size(reader, "index_heads"),
+                 .head_dim = size(reader, "index_head_dim"),
+                 .top_k = size(reader, "index_top_k"),
+                 .own = !reader.boolean_or("index_shared", false),
+                 .weighted = weighted,
+                 .ratio = ratio};
 }
 
 BlockPtr read_attention(JsonReader& reader, int hidden, bool dropout) {
@@ -48,6 +66,9 @@ BlockPtr read_attention(JsonReader& reader, int hidden, bool dropout) {
   out.keys_as_values = reader.boolean_or("keys_as_values", false);
   out.qk_norm = word_or(reader, "qk_norm", kNorms, AttentionOptions::QkNorm::none);
   out.gate = word_or(reader, "gate", kGates, AttentionOptions::Gate::none);
+  out.shared_keys = reader.boolean_or("shared_keys", false);
+  out.indexer = read_indexer(reader, false);
+  if (out.indexer && core.window + core.chunk > 0) reader.at("index_top_k").fail("excludes window and chunk");
   return std::make_shared<Attention>(hidden, out);
 }
 
@@ -60,18 +81,27 @@ BlockPtr read_latent_attention(JsonReader& reader, int hidden, bool dropout) {
                 .value_head_dim = size(reader, "value_head_dim")};
   out.rotary = reader.boolean_or("rotary", true);
   out.gate = reader.boolean_or("gate", false);
-  for (const char* key : {"index_heads", "index_head_dim", "index_shared"}) {
-    reader.allow(key);
-    if (reader.has(key) && !reader.has("index_top_k")) reader.at(key).fail("requires index_top_k");
-  }
-  reader.allow("index_top_k");
-  if (reader.has("index_top_k")) {
-    out.indexer = Indexer{.heads = size(reader, "index_heads"),
-                          .head_dim = size(reader, "index_head_dim"),
-                          .top_k = size(reader, "index_top_k"),
-                          .own = !reader.boolean_or("index_shared", false)};
-  }
+  out.indexer = read_indexer(reader, true);
   return std::make_shared<LatentAttentionBlock>(hidden, out);
+}
+
+BlockPtr read_compressed_attention(JsonReader& reader, int hidden, bool dropout) {
+  CompressedAttentionOptions out{.heads = size(reader, "heads"),
+                                 .head_dim = size(reader, "head_dim"),
+                                 .query_rank = size(reader, "query_rank"),
+                                 .out_groups = size(reader, "out_groups"),
+                                 .out_rank = size(reader, "out_rank"),
+                                 .window = size(reader, "window"),
+                                 .ratio = size_or(reader, "ratio", 0),
+                                 .dropout = dropout};
+  if (out.heads % out.out_groups != 0) reader.at("out_groups").fail("expected a divisor of heads");
+  out.indexer = read_indexer(reader, true, out.ratio);
+  if (out.indexer && out.ratio < 2) reader.at("index_top_k").fail("requires a ratio of at least 2");
+  return std::make_shared<CompressedAttention>(hidden, out);
+}
+
+BlockPtr read_layer_embedding(JsonReader& reader, int hidden, bool dropout) {
+  return std::make_shared<LayerEmbedding>(hidden, size(reader, "width"), dropout);
 }
 
 BlockPtr read_mlp(JsonReader& reader, int hidden, bool dropout) {
@@ -123,8 +153,10 @@ BlockPtr read_scan(JsonReader& reader, int hidden, bool dropout) {
 constexpr BlockType kBlockTypes[] = {
     {"attention", "heads of queries, keys and values; windows, chunks, gates, sinks, norms", read_attention},
     {"latent_attention", "keys and values from a latent; gate, indexer of sparse attention", read_latent_attention},
+    {"compressed_attention", "a window, and entries that stand for several tokens each", read_compressed_attention},
     {"mlp", "feed-forward of two matrices, or three with a gate", read_mlp},
     {"experts", "a router, experts, a shared one; latent tokens, groups", read_experts},
+    {"layer_embedding", "a token's embedding of each layer", read_layer_embedding},
     {"mamba2", "a scan with a decay per head", read_scan<Scan::Rule::mamba2>},
     {"lightning_attention", "a scan with a fixed decay per head", read_scan<Scan::Rule::lightning>},
     {"gated_delta_net", "a scan by the delta rule", read_scan<Scan::Rule::gated_delta>},

@@ -72,7 +72,7 @@ BlockParameters Scan::parameters(const Shards& shards) const {
   out.all = out.linear + taps;
   switch (options_.rule) {
     // Biases of the convolution; A, D and the steps' bias; the norm.
-    case Rule::mamba2: out.all += convolved() / tp + 3 * heads + inner_here; break;
+    case Rule::mamba2: out.all += convolved() / tp + 3 * heads + (options_.norm ? inner_here : 0); break;
     case Rule::lightning: out.all += inner_here; break;
     case Rule::gated_delta: out.all += 2 * heads + options_.head_dim; break;
     case Rule::kimi_delta: out.all += heads + inner_here + options_.head_dim; break;

@@ -26,6 +26,7 @@ class Scan : public Block {
     int groups = 0;          // of keys and queries
     int convolution = 0;     // its length, in tokens
     int chunk = 0;           // tokens that are computed together
+    bool norm = true;        // mamba2: the gated output is normed (Falcon-H1: not)
     bool full_gate = false;  // kimi_delta: the output's gate has one full matrix instead of two of low rank (Kimi K3)
     bool dropout = false;
   };

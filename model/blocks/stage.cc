@@ -293,7 +293,10 @@ std::int64_t stage_parameters_per_device(const Model& model, int tp, const Stage
     count += contents.mtp_layers * (projection + 3 * norm);
     if (contents.mtp_embedding) count += words;
   }
-  if (contents.embedding) count += words + std::int64_t{model.positions} * model.hidden;
+  if (contents.embedding) {
+    count += words + std::int64_t{model.positions} * model.hidden;
+    count += layer_embedding_parameters(model, padded_vocab(model, tp) / tp);
+  }
   if (contents.head) {
     count += norm + model.other_parameters;
     if (!model.tied_embeddings || contents.tied_copy) count += words;

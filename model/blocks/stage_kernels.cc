@@ -69,11 +69,17 @@ Kernels mtp_kernels(const Model& model, const Training& training, OpKind kind, c
 
 Kernels embedding_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model.hidden, model.dropout, training, slice);
+  const double layers = static_cast<double>(model.layer_embedding) * model.layers;
   Kernels out;
   if (kind == OpKind::F) {
     out.push_back(memory("embedding", 4 * s.rows * s.hidden));
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of embedding", 2 * s.rows * s.hidden));
     if (model.positions > 0) out.push_back(memory("positions", 6 * s.rows * s.hidden));
+    if (layers > 0) {
+      out.push_back(memory("embeddings of layers", 4 * s.rows * layers));
+      out.push_back(gemm("projection to layers", s.split, s.hidden, layers));
+      out.push_back(memory("inputs of layers", 14 * s.split * layers, 2));
+    }
     if (model.dropout) out.push_back(memory("dropout of embedding", (4 + s.mask) * s.split * s.hidden));
   } else if (kind != OpKind::W) {
     if (model.dropout) out.push_back(memory("d dropout of embedding", (4 + s.mask) * s.split * s.hidden));
@@ -82,15 +88,25 @@ Kernels embedding_kernels(const Model& model, const Training& training, OpKind k
     }
     // PyTorch's gradient of a table is dense: it is zeroed, rows are added to it, and it is added to the sum of the
     // microbatches (embedding_dense_backward; Megatron-LM's hook: main_grad.add_(grad)).
-    const auto add_table = [&](std::string_view rows_name, std::string_view name, double rows, double words) {
-      out.push_back(memory(rows_name, 6 * rows * s.hidden));
-      out.push_back(memory(name, (4 + 2.0 * training.gradient_bytes) * words * s.hidden, 2));
+    const auto add_table = [&](std::string_view rows_name, std::string_view name, double rows, double words,
+                               double width) {
+      out.push_back(memory(rows_name, 6 * rows * width));
+      out.push_back(memory(name, (4 + 2.0 * training.gradient_bytes) * words * width, 2));
     };
     const auto words = static_cast<double>(padded_vocab(model, training.tp));
-    add_table("d embedding", "d embedding, whole table", s.rows / training.tp, words / training.tp);
+    add_table("d embedding", "d embedding, whole table", s.rows / training.tp, words / training.tp, s.hidden);
     if (model.positions > 0) {
-      add_table("d positions", "d positions, whole table", s.rows, static_cast<double>(model.positions));
+      add_table("d positions", "d positions, whole table", s.rows, static_cast<double>(model.positions), s.hidden);
     }
+    if (layers > 0) {
+      out.push_back(memory("d inputs of layers", 20 * s.split * layers, 3));
+      out.push_back(gemm("d projection to layers", s.split, layers, s.hidden, GemmPass::input_gradient));
+      add_table("d embeddings of layers", "d embeddings of layers, whole table", s.rows / training.tp,
+                words / training.tp, layers);
+    }
+  }
+  if (layers > 0 && kind != OpKind::F && kind != OpKind::I) {
+    out.push_back(weight_gemm("w projection to layers", s.split, s.hidden, layers, training.gradient_bytes));
   }
   return out;
 }

@@ -21,7 +21,7 @@ void check_countable(const Model& model, double expert_rows, int layers, bool sc
   double width = 0;  // of the widest layer
   double heads = 0;
   for (const Layer& layer : model.kinds()) {
-    double of_layer = model.streams * model.hidden;
+    auto of_layer = static_cast<double>(model.boundary_width());
     for (const LayerStep& step : layer.steps) {
       for (const BlockPtr& block : step.blocks) of_layer += expert_rows * block->width();
     }
@@ -370,7 +370,7 @@ template <typename Out>
 void TransformerFootprint::add_transfers(Out& out, int stage, const SliceSize& size) const {
   const StageContents& held = stages_[stage];
   const std::int64_t ranks = training_.splits_transfers() ? training_.tp : 1;
-  const std::int64_t boundary = 2 * ((size.rows * model_.hidden * model_.streams + ranks - 1) / ranks);
+  const std::int64_t boundary = 2 * ((size.rows * model_.boundary_width() + ranks - 1) / ranks);
   bool predicted = false;
   for (int before = 0; before < stage; ++before) predicted |= stages_[before].mtp_layers > 0;
   const std::int64_t passes = 1 + model_.mtp_layers;

@@ -127,7 +127,7 @@ void read_expert_groups(JsonReader& reader, const std::string& count, const std:
 // All layers of Qwen's mixtures have experts, except for those listed in the file.
 void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
   Experts& experts = model.experts;
-  experts.count = experts_of(reader, "num_experts");
+  experts.count = experts_of(reader, reader.has("num_local_experts") ? "num_local_experts" : "num_experts");
   experts.per_token = experts_per_token(reader, "num_experts_per_tok", experts);
   experts.ffn_hidden = size_of(reader, "moe_intermediate_size");
   if (shared) {

@@ -1,9 +1,12 @@
 // The models of the catalogue as layers made of blocks.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -17,6 +20,8 @@
 #include "model/cluster/catalogue.h"
 #include "model/cost/analytic.h"
 #include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
 #include "model/slicing/balanced.h"
 
 namespace sluice::test {
@@ -49,6 +54,9 @@ TEST(Models, HaveThePublishedParameters) {
       {"minimax-m2.5", 228'689'748'992, 11'030'537'216},
       {"glm-4.6", 352'797'814'784, 33'632'251'904},
       {"qwen3-30b-a3b", 30'532'122'624, 3'353'032'704},
+      {"deepseek-v4-flash", 284'332'230'231, 13'799'622'231},
+      {"gemma-4-26b-a4b", 25'233'141'760, 3'822'530'560},
+      {"bloom-176b", 176'247'271'424, 176'247'271'424},
   };
   for (const Published& each : kPublished) {
     SCOPED_TRACE(each.name);
@@ -56,6 +64,40 @@ TEST(Models, HaveThePublishedParameters) {
     EXPECT_EQ(parameters(model), each.total);
     EXPECT_EQ(active_parameters(model), each.active);
   }
+}
+
+// transformers_parameters.py writes the file.
+TEST(Models, HaveTheParametersOfTransformers) {
+  const std::string path = std::string(SLUICE_SOURCE_DIR) + "/tests/model/blocks/transformers_parameters.json";
+  std::istringstream lines(read_file(path, 1 << 24));
+  std::set<std::string> types;
+  for (std::string line; std::getline(lines, line);) {
+    const Json row = parse_json(line, path);
+    const std::string type = row.at("config").at("model_type");
+    SCOPED_TRACE(type);
+    types.insert(type);
+    EXPECT_EQ(parameters(parse_model(row.at("config").dump(), type)), row.at("parameters").get<std::int64_t>());
+  }
+  EXPECT_EQ(types.size(), 42U);
+}
+
+// Of a config.json with an unknown type the error says what could describe it.
+TEST(Models, UnknownTypesGetASuggestion) {
+  const std::string config =
+      R"({"model_type": "new_moe", "num_attention_heads": 8, "num_experts": 4, "mamba_n_heads": 2})";
+  try {
+    parse_model(config, "new.json");
+    FAIL() << "read";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("its keys suggest layers of attention, mamba2, experts"));
+  }
+  // Where the language model has a type of its own, the rest is named.
+  const Model model = parse_model(
+      R"({"model_type": "new_vl", "text_config": {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
+          "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}})",
+      "new.json");
+  EXPECT_EQ(model.layers, 2);
+  EXPECT_EQ(model.left_out, "what is not in text_config");
 }
 
 // As Python's json module writes them; strings keep their text, and errors their column.

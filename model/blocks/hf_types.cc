@@ -1,0 +1,134 @@
+#include "model/blocks/hf_types.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace sluice::model {
+namespace {
+
+using QkNorm = AttentionOptions::QkNorm;
+using Gate = AttentionOptions::Gate;
+using enum HfType::Norms;
+using Rope = HfType::Rope;
+
+constexpr HfType kHfTypes[] = {
+    {.name = "arcee", .gated = false},
+    {.name = "bloom",
+     .rope = Rope::none,
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .tied = true,
+     .embedding_norm = true},
+    {.name = "deepseek_v32"},
+    {.name = "deepseek_v4"},
+    {.name = "dots1", .qk_norm = QkNorm::per_head},
+    {.name = "ernie4_5_moe", .tied = true, .router_bias = true},
+    {.name = "exaone_moe", .qk_norm = QkNorm::per_head, .rope = Rope::windows},
+    {.name = "falcon", .gated = false, .layer_norm = true, .tied = true, .parallel_norms = 1},
+    {.name = "falcon_h1"},
+    {.name = "gemma2", .norms = both, .tied = true, .pattern = "WF"},
+    {.name = "gemma3_text", .qk_norm = QkNorm::per_head, .norms = both, .tied = true, .pattern = "WWWWWF"},
+    {.name = "gemma4_text",
+     .qk_norm = QkNorm::per_head,
+     .norms = both,
+     .tied = true,
+     .router_bias = true,
+     .router_scale = true},
+    {.name = "glm4_moe", .qkv_bias = true},
+    {.name = "glm_moe_dsa"},
+    {.name = "gpt_neox",
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .parallel_norms = 2},
+    {.name = "granitemoehybrid", .tied = true, .linear = 'M'},
+    {.name = "hunyuan_v1_moe", .qk_norm = QkNorm::per_head, .tied = true},
+    {.name = "hy_v3", .qk_norm = QkNorm::per_head},
+    {.name = "kimi_k2"},
+    {.name = "kimi_linear", .linear = 'K'},
+    {.name = "llama4_text"},
+    {.name = "longcat_flash"},
+    {.name = "mimo", .qkv_bias = true},
+    {.name = "mimo_v2_flash", .sinks = true},
+    {.name = "minimax", .linear = 'L', .pattern = "LLLLLLLF"},
+    {.name = "minimax_m2", .qk_norm = QkNorm::all_heads},
+    {.name = "minimax_m3", .qk_norm = QkNorm::per_head},
+    {.name = "nemotron_h", .gated = false},
+    {.name = "olmo2", .qk_norm = QkNorm::all_heads, .norms = post},
+    {.name = "olmo3", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "WWWF"},
+    {.name = "olmo_hybrid", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "GGGF"},
+    {.name = "olmoe", .qk_norm = QkNorm::all_heads},
+    {.name = "opt",
+     .rope = Rope::learned,
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .tied = true},
+    {.name = "phi",
+     .qkv_bias = true,
+     .projection_bias = true,
+     .mlp_bias = true,
+     .gated = false,
+     .layer_norm = true,
+     .head_bias = true,
+     .parallel_norms = 1},
+    {.name = "phimoe", .layer_norm = true},
+    {.name = "qwen3_5_moe_text",
+     .qk_norm = QkNorm::per_head,
+     .gate = Gate::elementwise,
+     .shared_gate = true,
+     .pattern = "GGGF"},
+    {.name = "qwen3_5_text", .qk_norm = QkNorm::per_head, .gate = Gate::elementwise, .pattern = "GGGF"},
+    {.name = "qwen3_next",
+     .qk_norm = QkNorm::per_head,
+     .gate = Gate::elementwise,
+     .shared_gate = true,
+     .pattern = "GGGF"},
+    {.name = "qwen3_vl_moe_text", .qk_norm = QkNorm::per_head},
+    {.name = "qwen3_vl_text", .qk_norm = QkNorm::per_head},
+    {.name = "seed_oss", .qkv_bias = true},
+    {.name = "smollm3", .tied = true},
+    {.name = "step3p5", .qk_norm = QkNorm::per_head, .gate = Gate::per_head, .pattern = "FWWW"},
+};
+
+// Types whose config has the language model's in "text_config", or another name for the same layers.
+constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
+    {"gemma3", "gemma3_text"},     {"gemma4", "gemma4_text"},
+    {"kimi_k3", "kimi_linear"},    {"llama4", "llama4_text"},
+    {"qwen3_5", "qwen3_5_text"},   {"qwen3_5_moe", "qwen3_5_moe_text"},
+    {"qwen3_vl", "qwen3_vl_text"}, {"qwen3_vl_moe", "qwen3_vl_moe_text"},
+    {"step3p7", "step3p5"},        {"minimax_text_01", "minimax"},
+    {"minimax_m1", "minimax"},     {"K-EXAONE", "exaone_moe"},
+};
+
+std::string_view language_type(std::string_view type) {
+  for (const auto& [alias, of] : kAliases) {
+    if (alias == type) return of;
+  }
+  return type;
+}
+
+}  // namespace
+
+const HfType* find_hf_type(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kHfTypes), std::end(kHfTypes),
+                                         [&](const HfType& type) { return type.name == language_type(name); });
+  return found == std::end(kHfTypes) ? nullptr : found;
+}
+
+std::vector<std::string> hf_type_names() {
+  std::vector<std::string> out;
+  for (const HfType& type : kHfTypes) out.emplace_back(type.name);
+  for (const auto& [alias, of] : kAliases) out.emplace_back(alias);
+  return out;
+}
+
+}  // namespace sluice::model

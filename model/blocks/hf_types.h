@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/blocks/attention.h"
+
+namespace sluice::model {
+
+// What the code of a model type in transformers fixes, besides its config's keys.
+struct HfType {
+  enum class Norms : std::uint8_t { pre, post, both };
+  enum class Rope : std::uint8_t { all, none, learned, windows };  // windows: full attention has none
+
+  std::string_view name;
+  AttentionOptions::QkNorm qk_norm = AttentionOptions::QkNorm::none;
+  AttentionOptions::Gate gate = AttentionOptions::Gate::none;
+  Norms norms = Norms::pre;
+  Rope rope = Rope::all;
+  bool qkv_bias = false;
+  bool projection_bias = false;
+  bool mlp_bias = false;
+  bool gated = true;
+  bool layer_norm = false;
+  bool tied = false;
+  bool embedding_norm = false;
+  bool head_bias = false;
+  bool shared_gate = false;
+  bool sinks = false;
+  bool router_bias = false;
+  bool router_scale = false;
+  char linear = 'G';              // what "linear_attention" is: see HfConfig::mixer_at
+  int parallel_norms = 0;         // attention and MLP side by side after this number of norms
+  std::string_view pattern = "";  // of mixers where the config lists none: F full, W window, G delta, repeated
+};
+
+// The type that describes the language model of `model_type`, or null: also by the name of a model of several kinds of
+// data, or of another that has the same layers.
+const HfType* find_hf_type(std::string_view model_type);
+// All such names, in the order of the table, those of other models last.
+std::vector<std::string> hf_type_names();
+
+}  // namespace sluice::model
