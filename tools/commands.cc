@@ -83,6 +83,8 @@ std::vector<Subcommand> add_commands(CLI::App& app, const std::vector<std::strin
        [&] { return add_slice_command(app); }},
       {"weave", kPredict, "Print how the parts of a forward and a backward with experts interleave",
        [&] { return add_weave_command(app); }},
+      {"models", kPredict, "List the models of the catalogue, or describe models: layers, blocks and parameters",
+       [&] { return add_models_command(app); }},
       {"import", kPredict, "Write the configuration of another framework as a scenario file",
        [&] { return add_import_command(app); }},
       {"compare", kPredict, "Compare two timelines op by op, such as a prediction and a measurement",

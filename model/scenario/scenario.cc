@@ -81,7 +81,7 @@ class Reading {
     if (!root_.has("model")) return;
     JsonReader model = root_.at("model");
     if (model.json().is_string()) {
-      scenario_.model = read_model_file(model);
+      scenario_.model = find_model(model, resolved(model.string()));
     } else {
       scenario_.model = model_from_json(model);
       scenario_.model->set_name(model.has("name")
@@ -96,22 +96,6 @@ class Reading {
     const JsonReader layers = root_.at("mtp_num_layers");
     if (!scenario_.model) layers.fail("requires a model (--model)");
     scenario_.model->set_mtp_layers(layers.json().get<int>());
-  }
-
-  // Reads a file, a folder with a config.json, or a model of the catalogue. A file precedes a model of the same name.
-  Model read_model_file(const JsonReader& model) const {
-    namespace fs = std::filesystem;
-    const std::string name = model.string();
-    std::string path = resolved(name);
-    std::error_code error;
-    if (!fs::is_directory(path, error) && (fs::exists(path, error) || error)) return model::read_model(path);
-    for (const CatalogueFile& file : model_files()) {
-      if (file.name == name) return parse_model(file.text, fmt::format("catalogue/{}.json", name));
-    }
-    if (fs::exists(path + "/config.json", error)) return model::read_model(path + "/config.json");
-    const std::vector<std::string> names = catalogue_models();
-    if (names_file(name) || name.empty()) model.fail(fmt::format("expected a model file (there is no {})", path));
-    model.fail(fmt::format("expected a model file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
   }
 
   void read_layout(JsonReader& object) {
@@ -595,6 +579,20 @@ CorrectionOrigin origin_of(const Scenario& scenario) {
 
 bool names_file(const std::string& schedule) {
   return schedule.find('/') != std::string::npos || schedule.ends_with(".json") || schedule.ends_with(".csv");
+}
+
+Model find_model(const JsonReader& model, const std::string& path) {
+  namespace fs = std::filesystem;
+  const std::string name = model.string();
+  std::error_code error;
+  if (!fs::is_directory(path, error) && (fs::exists(path, error) || error)) return read_model(path);
+  for (const CatalogueFile& file : model_files()) {
+    if (file.name == name) return parse_model(file.text, fmt::format("catalogue/{}.json", name));
+  }
+  if (fs::exists(path + "/config.json", error)) return read_model(path + "/config.json");
+  const std::vector<std::string> names = catalogue_models();
+  if (names_file(name) || name.empty()) model.fail(fmt::format("expected a model file (there is no {})", path));
+  model.fail(fmt::format("expected a model file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
 }
 
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder) {

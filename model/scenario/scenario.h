@@ -62,6 +62,10 @@ CorrectionOrigin origin_of(const Scenario& scenario);
 // Whether `schedule` names a file (it has a slash, or ends in .json or .csv) rather than a family.
 bool names_file(const std::string& schedule);
 
+// Reads the model that `model`, a string, names: the file `path`, a folder with a config.json, or a model of the
+// catalogue; a file precedes a model of the same name. Throws InputError naming the key and the nearest name.
+Model find_model(const JsonReader& model, const std::string& path);
+
 // Reads a scenario. Relative paths in it are relative to `folder`. Throws InputError.
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder);
 

@@ -576,6 +576,8 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
       "help",
       "help run",
       "schedules",
+      "models",
+      "models gpt2 --json",
       "completion bash",
       "doctor",
       simulate,

@@ -389,6 +389,28 @@ TEST(Output, TableAndGanttMatchTheGoldenFiles) {
   test::expect_golden("tools/golden/schedules.txt", run_sluice({"schedules"}).out);
 }
 
+TEST(ModelsCommand, DescribesModels) {
+  const CommandResult all = run_sluice({"models"});
+  EXPECT_THAT(all.out,
+              HasSubstr("qwen3.5-35b-a3b            40       34.7 B        3.5 B  30 x gated_delta_net, experts; "));
+  const CommandResult one = run_sluice({"models", "gpt2", "gemma-4-26b-a4b"});
+  EXPECT_THAT(one.out, HasSubstr("gpt2: 12 layers of 768, 124439808 parameters, 124439808 of them active\n"
+                                 "    12 x attention, mlp (7087872 parameters each)\n"));
+  EXPECT_THAT(one.out, HasSubstr("without its vision encoder"));
+  const auto document = nlohmann::json::parse(run_sluice({"models", "deepseek-v3", "--json"}).out);
+  EXPECT_EQ(document.at("schema"), "sluice.models/1");
+  EXPECT_EQ(document.at("models")[0].at("kinds")[1].at("layers"), 58);
+  EXPECT_EQ(document.at("models")[0].at("active_parameters"), 37'552'282'624);
+  const CommandResult wrong = run_sluice({"models", "gpt-oss-12b"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("gpt-oss-120b"));
+  EXPECT_EQ(run_sluice({"models", "gpt2"}).err, "");
+  // A prediction says what is not part of it.
+  const CommandResult simulated = run_sluice({"simulate", "--model", "qwen3-vl-8b", "--cluster", "dgx-h100", "--pp",
+                                              "2", "--gbs", "4", "--seq-length", "1024"});
+  EXPECT_THAT(simulated.out + simulated.err, HasSubstr("assumed: the model is without its vision encoder"));
+}
+
 TEST(Output, ColorsOnlyOnRequestWithoutATerminal) {
   const std::string flags = "simulate --pp 2 --microbatches 2 --gantt --color ";
   EXPECT_EQ(run_sluice(words(flags + "auto")).out.find('\x1b'), std::string::npos);

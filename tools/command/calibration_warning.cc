@@ -18,13 +18,16 @@ std::string calibration_warning(const Scenario& scenario) {
 
 std::vector<std::string> assumed_times(const Scenario& scenario) {
   UniformTimes times = scenario.uniform;
-  return scenario.cost == CostKind::uniform ? complete(times) : std::vector<std::string>();
+  if (scenario.cost == CostKind::uniform) return complete(times);
+  if (!scenario.model || scenario.model->left_out.empty()) return {};
+  return {fmt::format("the model is without {}", scenario.model->left_out)};
 }
 
 std::string assumed_times_line(const Scenario& scenario) {
   const std::vector<std::string> assumed = assumed_times(scenario);
   if (assumed.empty() || assumed == std::vector<std::string>{"comm is 0"}) return "";
-  return fmt::format("assumed (--uniform): {}", fmt::join(assumed, "; "));
+  return fmt::format("assumed{}: {}", scenario.cost == CostKind::uniform ? " (--uniform)" : "",
+                     fmt::join(assumed, "; "));
 }
 
 }  // namespace sluice::tools

@@ -21,6 +21,7 @@ struct Subcommand {
 Subcommand add_schedules_command(CLI::App& app, std::vector<std::string> arguments);
 Subcommand add_schedule_command(CLI::App& app);
 Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> arguments);
+Subcommand add_models_command(CLI::App& app);
 Subcommand add_weave_command(CLI::App& app);
 Subcommand add_import_command(CLI::App& app);
 Subcommand add_calibrate_command(CLI::App& app);
