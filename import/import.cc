@@ -498,8 +498,10 @@ void check_complete(const nlohmann::json& scenario, const std::string& source, c
       {"/batch/sequence_length", "required"},
       {"/batch/micro_batch", "required"}};
   const bool own_model = !scenario.contains("model") || scenario.at("model").is_object();
+  const bool of_blocks =
+      scenario.contains("model") && scenario.at("model").is_object() && scenario.at("model").contains("kinds");
   for (const auto& [pointer, what] : kRequired) {
-    if (pointer.starts_with("/model/") && !own_model) continue;
+    if (pointer.starts_with("/model/") && (!own_model || of_blocks)) continue;
     if (scenario.contains(nlohmann::json::json_pointer(std::string(pointer)))) continue;
     throw InputError(fmt::format("{}: --{}: {}", source, megatron_argument_of(pointer), what));
   }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -11,8 +10,10 @@
 #include <utility>
 
 #include "import/layer_frequency.h"
+#include "import/megatron_hybrid.h"
 #include "import/megatron_names.h"
 #include "import/megatron_overlap.h"
+#include "import/megatron_values.h"
 #include "model/errors.h"
 #include "model/scenario/pipeline_layout.h"
 
@@ -22,21 +23,12 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t kGpt2Words = 50257;
-constexpr std::int64_t kMostNumber = std::int64_t{1} << 40;
 constexpr std::int64_t kMostListed = 100'000;  // layers and ranks whose layers are listed
 
-template <typename Number>
-std::optional<Number> megatron_number(const std::string& text) {
-  Number value{};
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-class MegatronImport {
+class MegatronImport : MegatronValues {
  public:
   MegatronImport(const std::vector<MegatronArgument>& arguments, std::int64_t gpus, const std::string& source)
-      : source_(source), gpus_(gpus) {
+      : MegatronValues(source), gpus_(gpus) {
     for (const MegatronArgument& each : arguments) {
       const auto [before, added] = arguments_.try_emplace(each.name, each);
       if (added) {
@@ -57,6 +49,7 @@ class MegatronImport {
     read_model();
     read_experts();
     read_latents();
+    read_hybrid();
     read_stages();
     read_ranks();
     read_batch();
@@ -74,18 +67,6 @@ class MegatronImport {
   }
 
  private:
-  [[noreturn]] void fail(std::string_view name, const std::string& what) const {
-    const auto found = arguments_.find(std::string(name));
-    throw InputError(fmt::format(
-        "{}: {}: {}", source_, found == arguments_.end() ? fmt::format("--{}", name) : place_of(found->second), what));
-  }
-
-  // Returns "line 3: --num-layers", or the key of another file.
-  static std::string place_of(const MegatronArgument& argument) {
-    const std::string name = argument.key.empty() ? "--" + argument.name : argument.key;
-    return argument.line > 0 ? fmt::format("line {}: {}", argument.line, name) : name;
-  }
-
   void note(const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) out_.notes.push_back(fmt::format("{}: {}: {}", source_, what, fmt::join(names, ", ")));
   }
@@ -97,40 +78,6 @@ class MegatronImport {
       const auto found = arguments_.find(std::string(megatron_argument_of(pointer)));
       if (found != arguments_.end() && !found->second.key.empty()) out_.places[pointer] = place_of(found->second);
     }
-  }
-
-  bool has(std::string_view name) const { return arguments_.contains(std::string(name)); }
-
-  // The word of an argument; "" if it is not given.
-  std::string word(std::string_view name) const {
-    const auto found = arguments_.find(std::string(name));
-    if (found == arguments_.end()) return "";
-    if (found->second.words.empty()) fail(name, "expected a value");
-    return found->second.words.front();
-  }
-
-  std::optional<std::int64_t> whole(std::string_view name) const {
-    if (!has(name)) return std::nullopt;
-    const std::string text = word(name);
-    const auto value = megatron_number<std::int64_t>(text);
-    if (!value || *value < -kMostNumber || *value > kMostNumber) {
-      fail(name, fmt::format("expected a whole number, got '{}'", text));
-    }
-    return value;
-  }
-
-  std::optional<std::int64_t> positive(std::string_view name) const {
-    const auto value = whole(name);
-    if (value && *value < 1) fail(name, fmt::format("expected a positive number, got {}", *value));
-    return value;
-  }
-
-  std::optional<double> real(std::string_view name) const {
-    if (!has(name)) return std::nullopt;
-    const std::string text = word(name);
-    const auto value = megatron_number<double>(text);
-    if (!value || !std::isfinite(*value)) fail(name, fmt::format("expected a number, got '{}'", text));
-    return value;
   }
 
   void set(std::string_view pointer, Json value) {
@@ -280,6 +227,29 @@ class MegatronImport {
     set("/model/qk_head_dim", whole("qk-head-dim").value_or(128));
     set("/model/qk_pos_emb_head_dim", whole("qk-pos-emb-head-dim").value_or(64));
     set("/model/v_head_dim", whole("v-head-dim").value_or(128));
+  }
+
+  // Layers of one block each, by a pattern.
+  void read_hybrid() {
+    const char* const name = has("hybrid-layer-pattern") ? "hybrid-layer-pattern" : "hybrid-override-pattern";
+    const std::int64_t latent = whole("moe-latent-size").value_or(0);
+    if (!has(name)) {
+      if (latent > 0) not_modeled_.push_back(fmt::format("--moe-latent-size {}", latent));
+      if (has("squared-relu")) not_modeled_.emplace_back("--squared-relu");
+      return;
+    }
+    std::erase_if(not_modeled_, [](const std::string& text) { return text.starts_with("--spec "); });
+    const HybridSizes sizes{.mamba_heads = positive("mamba-num-heads"),
+                            .mamba_head_dim = positive("mamba-head-dim").value_or(64),
+                            .mamba_state = positive("mamba-state-dim").value_or(128),
+                            .mamba_groups = positive("mamba-num-groups").value_or(8),
+                            .latent = latent,
+                            .mtp_layers = whole("mtp-num-layers").value_or(0)};
+    try {
+      out_.scenario["model"] = hybrid_model(out_.scenario["model"], word(name), sizes);
+    } catch (const InputError& error) {
+      fail(name, error.what());
+    }
   }
 
   // The ranks of the pipeline, the layers of its stages and the schedule.
@@ -679,9 +649,7 @@ class MegatronImport {
     if ((eight || four) && has("fp8-dot-product-attention")) set("/parallelism/fp8_dot_product_attention", true);
   }
 
-  std::string source_;
   std::int64_t gpus_;
-  std::map<std::string, MegatronArgument> arguments_;
   std::vector<std::string> order_;  // of first occurrence
   std::vector<std::string> not_modeled_;
   std::vector<std::string> useless_;

@@ -14,6 +14,15 @@ using enum MegatronValue;
 // Arguments that are read besides those whose values are those of a setting; their effect depends on others.
 constexpr MegatronKey kOtherArguments[] = {
     {"quick-geglu", flag, "/model/swiglu"},
+    {"hybrid-layer-pattern", text},
+    {"hybrid-override-pattern", text},
+    {"is-hybrid-model", flag},
+    {"mamba-head-dim", whole},
+    {"mamba-num-groups", whole},
+    {"mamba-num-heads", whole},
+    {"mamba-state-dim", whole},
+    {"moe-latent-size", whole},
+    {"squared-relu", flag},
     {"pipeline-model-parallel-size", whole},
     {"num-layers-per-virtual-pipeline-stage", whole},
     {"num-virtual-stages-per-pipeline-rank", whole},
@@ -128,10 +137,10 @@ constexpr std::string_view kNotModeled =
     "moe-layer-recompute "
     // Kernels.
     "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion deterministic-mode "
-    "use-te-activation-func use-fused-weighted-squared-relu squared-relu window-size window-attn-skip-freq "
+    "use-te-activation-func use-fused-weighted-squared-relu window-size window-attn-skip-freq "
     "reset-attention-mask apply-query-key-layer-scaling inprocess-restart "
     // The model.
-    "is-hybrid-model spec heterogeneous-layers-config-* pipeline-model-parallel-split-rank decoder-num-layers "
+    "spec heterogeneous-layers-config-* pipeline-model-parallel-split-rank decoder-num-layers "
     "num-moe-experts linear-attention-* experimental-attention-variant retro-add-retriever rampup-batch-size "
     "standalone-embedding-stage decrease-batch-size-if-needed "
     // Experts.
@@ -208,7 +217,7 @@ constexpr std::string_view kWithoutEffect =
     "moe-per-layer-logging moe-permute-fusion moe-use-upcycling moe-upcycling-granularity "
     "moe-use-device-initiated-grouped-gemm "
     // Other models of the same program, whose attributes every dump has.
-    "retro-* retriever-* dino-* vision-* swin-* ict-* biencoder-* mamba-* mask-* img-* patch-dim num-channels "
+    "retro-* retriever-* dino-* vision-* swin-* ict-* biencoder-* mask-* img-* patch-dim num-channels "
     "num-classes classes-fraction iter-per-epoch sample-rate block-data-path embedding-path evidence-data-path "
     "titles-data-path indexer-* query-in-block-prob use-one-sent-docs output-bert-embeddings max-tokens-to-oom "
     "mlp-chunks-for-prefill encoder-num-layers encoder-seq-length decoder-seq-length freeze-* "
