@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "model/blocks/expert_routing.h"
@@ -88,6 +91,7 @@ AnalyticCost::AnalyticCost(Model model, const Training& training, std::vector<St
                     "file (docs/formats.md, Cluster files)",
                     cluster_.name));
   }
+  if (keeps_layers()) kept_ = std::make_shared<KeptTimes>();
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
   }
@@ -202,8 +206,35 @@ double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
   return seconds;
 }
 
+// By kind of op, recomputation, kind of layer, sequences, tokens and context.
+struct AnalyticCost::KeptTimes {
+  std::mutex mutex;
+  std::map<std::tuple<OpKind, bool, int, int, std::int64_t, std::int64_t>, double> seconds;
+};
+
+double AnalyticCost::layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const {
+  const std::lock_guard lock(kept_->mutex);
+  const auto [entry, added] =
+      kept_->seconds.try_emplace({kind, again, layer, slice.sequences, slice.tokens, slice.context}, 0);
+  if (!added) return entry->second;
+  std::vector<KernelPart> part(1);
+  part[0].calls = again ? recomputed_kernels(slice, layer) : layer_kernels(model_, training_, kind, slice, layer);
+  if (part[0].calls.empty()) return 0;
+  set_launches(training_, software_, part);
+  entry->second = part_s(part[0]);
+  return entry->second;
+}
+
+double AnalyticCost::layers_s(OpKind kind, bool again, const StageContents& held, const SliceShape& slice) const {
+  double seconds = 0;
+  for (const auto& [layer, count] : layers_by_kind(model_, held)) seconds += count * layer_s(kind, again, layer, slice);
+  return seconds;
+}
+
 double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
-  return sum_s(parts(kind, stage, slice_shape(shape, slice)));
+  const SliceShape size = slice_shape(shape, slice);
+  if (!keeps_layers()) return sum_s(parts(kind, stage, size));
+  return sum_s(parts_of(kind, stage, size, false)) + layers_s(kind, false, contents(stage), size);
 }
 
 double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
@@ -390,7 +421,17 @@ WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& f
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
-  return sum_s(recompute_parts(stage, slice_shape(shape, slice)));
+  const SliceShape size = slice_shape(shape, slice);
+  const bool full = training_.recompute == Training::Recompute::full;
+  if (!keeps_layers() || contents(stage).mtp_layers > 0) return sum_s(recompute_parts(stage, size));
+  if (training_.recompute == Training::Recompute::none) return 0;
+  return layers_s(OpKind::F, true, full ? recomputed_layers(model_, training_, contents(stage)) : contents(stage),
+                  size);
+}
+
+Kernels AnalyticCost::recomputed_kernels(const SliceShape& slice, int layer) const {
+  return training_.recompute == Training::Recompute::full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
+                                                          : recomputed_module_kernels(model_, training_, slice, layer);
 }
 
 TransferTime AnalyticCost::wire_time(int from, int to, std::int64_t bytes) const {
@@ -511,6 +552,10 @@ double AnalyticCost::with_offload_s(double on_gpu, double offloaded, int adam) c
 }
 
 std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceShape& slice) const {
+  return parts_of(kind, stage, slice, true);
+}
+
+std::vector<KernelPart> AnalyticCost::parts_of(OpKind kind, int stage, const SliceShape& slice, bool layers) const {
   using Kind = KernelPart::Kind;
   const StageContents& held = contents(stage);
   std::vector<KernelPart> out;
@@ -518,7 +563,7 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
     out.push_back({.kind = part, .repeats = repeats, .calls = std::move(calls), .layer = layer, .name = name});
   };
   if (held.embedding) add(Kind::embedding, "embedding", 1, embedding_kernels(model_, training_, kind, slice));
-  for (const auto& [layer, count] : layers_by_kind(model_, held)) {
+  for (const auto& [layer, count] : layers ? layers_by_kind(model_, held) : KindCounts()) {
     add(Kind::layer, model_.kind(layer).name, count, layer_kernels(model_, training_, kind, slice, layer), layer);
   }
   if (held.mtp_layers > 0) {
@@ -600,10 +645,7 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShap
     out.push_back({.kind = kind, .repeats = count, .calls = std::move(calls), .layer = layer, .name = name});
   };
   for (const auto& [layer, count] : layers_by_kind(model_, again)) {
-    add(KernelPart::Kind::layer, model_.kind(layer).name, count,
-        full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
-             : recomputed_module_kernels(model_, training_, slice, layer),
-        layer);
+    add(KernelPart::Kind::layer, model_.kind(layer).name, count, recomputed_kernels(slice, layer), layer);
   }
   if (again.mtp_layers > 0) {
     add(KernelPart::Kind::mtp_layer, "MTP layer", again.mtp_layers,

@@ -130,6 +130,13 @@ class AnalyticCost : public CostModel {
   LayersOfOp layers_with_waits(const PassKernels& kernels) const;
   double reduce_s(const StageContents& held, double bytes) const;
   double part_s(const KernelPart& part) const;
+  std::vector<KernelPart> parts_of(OpKind kind, int stage, const SliceShape& slice, bool layers) const;
+  Kernels recomputed_kernels(const SliceShape& slice, int layer) const;
+  // Time of one layer of a kind in F, I, W or B, or of its recomputation. Stages of a model of several kinds of layers
+  // differ, but have the same layers: their times are kept.
+  double layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const;
+  double layers_s(OpKind kind, bool again, const StageContents& held, const SliceShape& slice) const;
+  bool keeps_layers() const { return !model_.flat && !training_.gathers_per_op() && !training_.reduces_per_op(); }
   // The fraction of routed experts in the parameters on one device.
   double expert_share(const StageContents& held) const;
 
@@ -143,6 +150,8 @@ class AnalyticCost : public CostModel {
   Placement placement_;
   Collectives collectives_;
   Weave weave_;
+  struct KeptTimes;
+  std::shared_ptr<KeptTimes> kept_;
 };
 
 }  // namespace sluice::model

@@ -56,6 +56,7 @@ TEST(Models, HaveThePublishedParameters) {
       {"qwen3-30b-a3b", 30'532'122'624, 3'353'032'704},
       {"deepseek-v4-flash", 284'332'230'231, 13'799'622'231},
       {"gemma-4-26b-a4b", 25'233'141'760, 3'822'530'560},
+      {"glm-5.2", 743'377'000'704, 41'250'511'104},
       {"bloom-176b", 176'247'271'424, 176'247'271'424},
   };
   for (const Published& each : kPublished) {

@@ -64,7 +64,8 @@ def main():
             text = getattr(config, "text_config", None) or config
             if variant:
                 of_text = type(text)(**variant)
-                config, text = (type(config)(text_config=of_text.to_dict()), of_text) if text is not config else (of_text, of_text)
+                config = of_text if text is config else type(config)(text_config=of_text.to_dict())
+                text = of_text
             whole = plain(config.to_dict())
             whole.pop("vision_config", None)
             whole.pop("audio_config", None)
