@@ -21,7 +21,7 @@ if [ "$each" -lt 1 ]; then each=1; fi
 
 tools/install-packages.sh clang libclang-rt-dev
 cmake --preset dev
-cmake --build --preset dev -j "$jobs" --target "${targets[@]/#/fuzz_}"
+cmake --build --preset dev -j "$jobs" --target fuzz
 
 run_one() {  # run_one SECONDS TARGET
   local name=$2 build=build/dev dictionary=tests/fuzz/json.dict seeds=()
@@ -42,8 +42,9 @@ run_one() {  # run_one SECONDS TARGET
   mkdir -p "$corpus" "$finds"
   # Seeds may be longer than the inputs that the fuzzer generates. The limit is in wall time, so it is five times the two
   # seconds that an input may take: the machine may be busy. fuzz_replay_test measures CPU time.
-  if ! "$build/tests/fuzz/fuzz_$name" -max_total_time="$1" -max_len=4096 -timeout=10 -report_slow_units=2 \
-      -rss_limit_mb=2048 -malloc_limit_mb=1024 -dict="$dictionary" -artifact_prefix="$finds/" -print_final_stats=1 \
+  if ! SLUICE_FUZZ_TARGET=$name "$build/tests/fuzz/fuzz" -max_total_time="$1" -max_len=4096 -timeout=10 \
+      -report_slow_units=2 -rss_limit_mb=2048 -malloc_limit_mb=1024 -dict="$dictionary" -artifact_prefix="$finds/" \
+      -print_final_stats=1 \
       "$corpus" "${seeds[@]}" >"$log" 2>&1 </dev/null; then
     tail -n 60 "$log"
     echo "fuzz.sh: $name failed, see above; the input is in $finds/" >&2
