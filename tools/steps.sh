@@ -4,6 +4,8 @@
 # ccache compares paths relative to the build folder: what the release build has compiled, the build of the Python package
 # takes from it. Messages of the compiler have whole paths nevertheless.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_ABSSTDERR=1
+# Python keeps what it compiles: compiling PyTorch's modules takes nine CPU seconds of each start.
+unset PYTHONDONTWRITEBYTECODE
 
 # takes_no_arguments "$@": prints the comment at the top of the script and ends for --help, and for anything else.
 takes_no_arguments() {

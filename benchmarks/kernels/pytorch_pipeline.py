@@ -203,7 +203,9 @@ def main():
             run_command(options.sluice, "schedule", name, "--pp", str(ranks), *chunks, "--microbatches",
                         str(2 * ranks * CHUNKS[name]), "-o", os.path.join(folder, name + ".csv"))
         try:
-            mp.spawn(work, args=(ranks, options, folder), nprocs=ranks)
+            # Forked processes import PyTorch once, but cannot use CUDA.
+            method = "fork" if options.device == "cpu" else "spawn"
+            mp.start_processes(work, args=(ranks, options, folder), nprocs=ranks, start_method=method)
         except mp.ProcessRaisedException:
             traceback.print_exc()
             return 1

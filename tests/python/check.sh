@@ -24,5 +24,15 @@ clean=$PWD/build/python-clean/bin/python
 (cd / && env -i PATH=/nowhere "$clean" -c 'import sluice; assert sluice.simulate(pp=2, microbatches=4).makespan_s == 15')
 
 "$python" -m pip install --quiet --force-reinstall --no-deps build/wheel/sluice-*.whl
-(cd build && "$python" -m mypy --config-file ../pyproject.toml)
-"$python" -m pytest -q -p no:cacheprovider --durations=5 tests/python
+(cd build && "$python" -m mypy --config-file ../pyproject.toml) >build/mypy.log 2>&1 &
+types=$!
+tests() { "$python" -m pytest -q -p no:cacheprovider --durations=5 "$@"; }
+tests -m "not quiet" tests/python/test_torch.py >build/test_torch.log 2>&1 &
+torch=$!
+code=0
+tests -m "not quiet" --ignore=tests/python/test_torch.py tests/python || code=$?
+wait "$types" || code=$?
+wait "$torch" || code=$?
+cat build/mypy.log build/test_torch.log
+tests -m quiet tests/python/test_torch.py || code=$?
+exit "$code"

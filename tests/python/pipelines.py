@@ -1,7 +1,8 @@
 """Trains a small transformer with every schedule family in PyTorch's pipelining, over gloo on the CPU.
 
-Run by test_torch.py: python tests/python/pipelines.py RANKS FOLDER FAMILY... starts the processes. Each family is run
-in the process group of all; the results are printed as one JSON document.
+Run by test_torch.py: python tests/python/pipelines.py RANKS FOLDER TASK[=FAMILY,...]... starts the processes. Each task
+and family is run in the process group of all. FOLDER gets TASK-RANKS.json, its results by family. One start has several
+tasks, because PyTorch takes seconds to import.
 """
 
 import ast
@@ -286,28 +287,31 @@ def trace_replicas(family, ranks, folder):
     return sorted(str(path.relative_to(traces)) for path in traces.rglob("*.json"))
 
 
-def worker(rank, ranks, folder, task, families):
+def worker(rank, ranks, folder, tasks):
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(ranks))
-    store = dist.FileStore(os.path.join(folder, f"store-{task}-{ranks}"), ranks)
+    store = dist.FileStore(os.path.join(folder, f"store-{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
-    run = {"run": run_family, "profile": profile_family, "torchtitan": run_in_torchtitan,
-           "share": share_family, "replicas": trace_replicas}[task]
-    results = {}
-    for family in families:
-        results[family] = run(family, ranks, folder)
+    runs = {"run": run_family, "profile": profile_family, "torchtitan": run_in_torchtitan,
+            "share": share_family, "replicas": trace_replicas}
+    for task, families in tasks.items():
+        results = {}
+        for family in families:
+            results[family] = runs[task](family, ranks, folder)
+            if rank == 0:
+                print(f"{task}, {family}: {results[family]}", file=sys.stderr, flush=True)
         if rank == 0:
-            print(f"{family}: {results[family]}", file=sys.stderr, flush=True)
-    if rank == 0:
-        with open(os.path.join(folder, f"{task}-{ranks}.json"), "w") as file:
-            json.dump(results, file)
-    dist.barrier()
+            with open(os.path.join(folder, f"{task}-{ranks}.json"), "w") as file:
+                json.dump(results, file)
+        dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    task, ranks, folder, *families = sys.argv[1:]
-    for old in pathlib.Path(folder).glob(f"store-{task}-{ranks}*"):
+    ranks, folder, *words = sys.argv[1:]
+    for old in pathlib.Path(folder).glob(f"store-{ranks}*"):
         old.unlink()
-    families = families or [row["name"] for row in sluice.families()]
-    mp.spawn(worker, (int(ranks), folder, task, families), nprocs=int(ranks))
+    every = [row["name"] for row in sluice.families()]
+    tasks = {task: families.split(",") if families else every for task, _, families in (w.partition("=") for w in words)}
+    # Forked, so that PyTorch is imported once; this process has no threads yet.
+    mp.start_processes(worker, (int(ranks), folder, tasks), nprocs=int(ranks), start_method="fork")

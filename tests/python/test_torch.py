@@ -1,5 +1,6 @@
 """PyTorch's pipelining runs our schedules. Needs PyTorch; tests/pytorch/install.sh installs it."""
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -30,19 +31,45 @@ REFUSED = {
 QUIET = 0.02  # largest fraction of its time in which a process of a quiet machine waits for a core
 
 
-def start(folder, task, ranks, *families):
+# By number of ranks: what one start runs, task by task, and with which families ("": all).
+TASKS = {
+    2: {"run": "", "share": "zb-v,dualpipe-v,1f1b", "replicas": "1f1b", "torchtitan": "1f1b,interleaved-zb,zb-v,hanayo"},
+    4: {"run": ""},
+}
+
+
+def start(folder, ranks, tasks):
+    """Returns the results by family of each task that ended."""
     script = pathlib.Path(__file__).parent / "pipelines.py"
+    words = [f"{task}={families}" for task, families in tasks.items()]
     done = subprocess.run(
-        [sys.executable, str(script), task, str(ranks), str(folder), *families], capture_output=True, text=True
+        [sys.executable, str(script), str(ranks), str(folder), *words], capture_output=True, text=True
     )
-    path = folder / f"{task}-{ranks}.json"
-    assert path.exists(), done.stderr[-4000:]
-    return json.loads(path.read_text())
+    results = {}
+    for task in tasks:
+        path = folder / f"{task}-{ranks}.json"
+        assert path.exists(), done.stderr[-4000:]
+        results[task] = json.loads(path.read_text())
+    return results
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def trained(request, tmp_path_factory):
-    return start(tmp_path_factory.mktemp("pipelines"), "run", request.param)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Returns a function that gives the results of all tasks of a number of ranks."""
+
+    @functools.cache
+    def of(ranks):
+        tasks = dict(TASKS[ranks])
+        if importlib.util.find_spec("torchtitan") is None:
+            tasks.pop("torchtitan", None)
+        return start(tmp_path_factory.mktemp("pipelines"), ranks, tasks)
+
+    return of
+
+
+@pytest.fixture(params=[2, 4])
+def trained(request, run):
+    return run(request.param)["run"]
 
 
 def test_families_train_to_the_loss_and_gradients_of_one_process(trained):
@@ -70,20 +97,29 @@ def test_traces_are_compared_and_analyzed(trained):
     assert sluice.simulate(analysis.scenario).schedule.num_ranks in (2, 4)
 
 
-def test_a_weight_that_two_stages_share_is_scaled_once(tmp_path):
-    for family, result in start(tmp_path, "share", 2, "zb-v", "dualpipe-v", "1f1b").items():
+def test_a_weight_that_two_stages_share_is_scaled_once(run):
+    for family, result in run(2)["share"].items():
         assert result["shared"] == (family != "1f1b")
         assert not result["shared"] or max(result["errors"]) < 1e-12, family
         assert "microbatches do not divide a batch of" in result["refused"]
 
 
-def test_replicas_do_not_replace_each_others_traces(tmp_path):
-    assert start(tmp_path, "replicas", 2, "1f1b")["1f1b"] == ["rank0.json", "replica1/rank0.json"]
+def test_replicas_do_not_replace_each_others_traces(run):
+    assert run(2)["replicas"]["1f1b"] == ["rank0.json", "replica1/rank0.json"]
 
 
-@pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
-def test_the_prediction_from_profiled_stages(family, tmp_path):
-    result = start(tmp_path, "profile", 2, family)[family]
+PROFILED = ["1f1b", "zb-h1"]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    return start(tmp_path_factory.mktemp("profiled"), 2, {"profile": ",".join(PROFILED)})["profile"]
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize("family", PROFILED)
+def test_the_prediction_from_profiled_stages(family, profiled):
+    result = profiled[family]
     # Runs in which a process waited for a core, because the machine has other work, are set apart.
     quiet = [step["seconds"] for step in result["steps"] if step["core_wait"] < QUIET]
     if len(quiet) < 3 or result["core_wait"] > QUIET:
@@ -91,10 +127,10 @@ def test_the_prediction_from_profiled_stages(family, tmp_path):
     assert abs(result["predicted_s"] / statistics.median(quiet) - 1) < 0.15, result
 
 
-def test_torchtitan_reads_the_csv(tmp_path):
+def test_torchtitan_reads_the_csv(run):
     if importlib.util.find_spec("torchtitan") is None:
         pytest.skip("SKIPPED: torchtitan is not installed: tests/pytorch/install.sh installs it")
-    for family, result in start(tmp_path, "torchtitan", 2, "1f1b", "interleaved-zb", "zb-v", "hanayo").items():
+    for family, result in run(2)["torchtitan"].items():
         assert result["losses"] < 1e-12 and result["gradients"] < 1e-12, family
 
 
