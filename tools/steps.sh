@@ -30,13 +30,14 @@ step() {
   [ "$result" = ok ]
 }
 
-# run_tests PRESET JOBS [OPTION...]: runs the tests of a build. steps_summary lists those that fail.
+# run_tests PRESET JOBS [OPTION...]: runs the tests of a build, one more at a time than JOBS, because some wait for their
+# processes. steps_summary lists those that fail.
 test_logs=()
 run_tests() {
   local preset=$1 jobs=$2
   shift 2
   test_logs+=("build/$preset/ctest.log")
-  ctest --preset "$preset" -j "$jobs" "$@" 2>&1 | tee "build/$preset/ctest.log"
+  ctest --preset "$preset" -j $((jobs + 1)) "$@" 2>&1 | tee "build/$preset/ctest.log"
 }
 
 # Prints the table of steps, and the tests that failed. Fails if any step failed.
