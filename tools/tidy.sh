@@ -39,7 +39,14 @@ analysed=$(compiled build/tidy-single | while IFS= read -r file; do
   if [ "$mode" = all ] || { [ -n "$base" ] && ! git diff --quiet "$base" -- "$file" 2>/dev/null; }; then echo "$file"; fi
 done)
 
+# Sorts batches by the size of their sources, the largest first, so that no core waits for one at the end.
+largest_first() {
+  while IFS= read -r file; do
+    printf '%d %s\n' "$(sed -n 's/^#include "\(.*\.cc\)"$/\1/p' "$file" | tr '\n' '\0' | xargs -r -0 cat | wc -c)" "$file"
+  done | sort -rn | cut -d ' ' -f 2-
+}
+
 # A batch includes sources by design, and its diagnostics are in included files.
-compiled build/tidy | tidy build/tidy "-clang-analyzer-*,-bugprone-suspicious-include"
+compiled build/tidy | largest_first | tidy build/tidy "-clang-analyzer-*,-bugprone-suspicious-include"
 printf '%s\n' "$analysed" | sed '/^$/d' | tidy build/tidy-single "-*,clang-analyzer-*"
 echo "clean: $(compiled build/tidy-single | wc -l) files, $(sed '/^$/d' <<<"$analysed" | wc -l) of them with clang-analyzer"
