@@ -97,8 +97,9 @@ TEST(Gradients, MatchOneDeviceWithDataAndTensorParallelism) {
   int tried = 0;
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
-    const Schedule schedule = of_family(family);
     ++tried;
+    if (small_scope() && tried % 3 != 0) continue;
+    const Schedule schedule = of_family(family);
     for (const int data : {1, 2}) {
       for (const int tensor : {1, 2}) {
         if (small_scope() && data * tensor != 4) continue;
@@ -128,8 +129,9 @@ TEST(Gradients, MatchOneDeviceWithExperts) {
   int tried = 0;
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
-    const Schedule schedule = of_family(family);
     ++tried;
+    if (small_scope() && tried % 3 != 1) continue;
+    const Schedule schedule = of_family(family);
     for (const Ranks& ranks : all) {
       if (small_scope() && ranks.expert * ranks.data != 4) continue;
       SCOPED_TRACE(testing::Message() << family.name << " ep=" << ranks.expert << " d=" << ranks.data

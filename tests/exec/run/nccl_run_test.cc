@@ -26,6 +26,7 @@
 #include "tests/support/command.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/first_says.h"
+#include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {
@@ -142,7 +143,8 @@ class NcclRun : public ::testing::Test {
 };
 
 TEST_F(NcclRun, FourProcessesMatchThreads) {
-  for (const std::string name : {"1f1b", "seq1f1b", "interleaved-1f1b", "zb-v", "seq1f1b-zb2p", "dualpipe"}) {
+  const std::vector<std::string> families = {"seq1f1b", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe", "seq1f1b-zb2p"};
+  for (const std::string& name : in_scope(families)) {
     SCOPED_TRACE(name);
     const Schedule schedule = schedule_of(name, 4, 8);
     expect_same_as_threads(spec_of(schedule.num_stages()), schedule);
