@@ -61,6 +61,8 @@ class Block {
   virtual std::string_view kind() const = 0;
   // Whether it mixes tokens: mixers precede the MLP of a layer.
   virtual bool mixes() const { return true; }
+  // Whether it has its own norms and residual additions, so that a step with it adds none.
+  virtual bool whole_step() const { return false; }
 
   // Of one device. Sizes that tensor parallelism does not divide are replicated.
   virtual BlockParameters parameters(const Shards& shards) const = 0;

@@ -70,6 +70,7 @@ void add_forward(const Layer& layer, const LayerStyle& style, const BlockCall& c
     for (int norm = 0; norm < step.post_norms; ++norm) {
       out.push_back(memory("norm of the result", 4 * s.split * s.hidden));
     }
+    if (!step.residual) continue;
     const double beside = 2.0 * static_cast<double>(step.blocks.size() - 1);  // results that are added
     out.push_back(memory(name_of(kResidual, i), (6 + s.mask + beside) * s.split * s.hidden));
   }
@@ -79,7 +80,7 @@ void add_input_gradient(const Layer& layer, const LayerStyle& style, const Block
   const Sizes& s = call.sizes;
   for (std::size_t i = layer.steps.size(); i-- > 0;) {
     const LayerStep& step = layer.steps[i];
-    out.push_back(memory(name_of(kDropoutGradient, i), (4 + s.mask) * s.split * s.hidden));
+    if (step.residual) out.push_back(memory(name_of(kDropoutGradient, i), (4 + s.mask) * s.split * s.hidden));
     for (int norm = 0; norm < step.post_norms; ++norm) {
       out.push_back(memory("d norm of the result", 6 * s.split * s.hidden, 2));
     }
@@ -87,6 +88,7 @@ void add_input_gradient(const Layer& layer, const LayerStyle& style, const Block
     for (int norm = 0; norm < step.pre_norms; ++norm) {
       out.push_back(memory(name_of(kNormGradient, i), 6 * s.split * s.hidden, 2));
     }
+    if (!step.residual) continue;
     const double beside = 2.0 * static_cast<double>(step.blocks.size() - 1);
     out.push_back(memory(name_of(kResidualGradient, i), (6 + beside) * s.split * s.hidden));
     add_mixing(style, OpKind::I, s, out);
@@ -135,6 +137,7 @@ LayerTensors layer_tensors(const Layer& layer, const LayerStyle& style, const Te
   LayerTensors out;
   TensorList list(call, out);
   for (std::size_t i = 0; i < layer.steps.size(); ++i) {
+    if (i > 0 && !layer.steps[i].residual) continue;
     list.add(name_of(kInput, i), "2 n h / s", to_input_gradient,
              std::int64_t{2} * style.streams * call.hidden_elements(), i == 0 ? kNeverRecomputed : kByLayer);
   }

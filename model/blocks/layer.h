@@ -12,8 +12,9 @@ namespace sluice::model {
 // One addition to the residual stream: a block, or several side by side on the same normed input.
 struct LayerStep {
   std::vector<BlockPtr> blocks;
-  int pre_norms = 1;   // of the input: one for all blocks, or one each (GPT-NeoX)
-  int post_norms = 0;  // of the result, or of each block's and of their sum (Gemma 4)
+  int pre_norms = 1;     // of the input: one for all blocks, or one each (GPT-NeoX)
+  int post_norms = 0;    // of the result, or of each block's and of their sum (Gemma 4)
+  bool residual = true;  // false: the block has its own norms and additions (Block::whole_step)
 };
 
 // A layer: steps one after another, usually a mixer of tokens and an MLP.

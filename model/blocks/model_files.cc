@@ -28,10 +28,13 @@ LayerStep step_from_json(JsonReader reader, const Model& model) {
   }
   if (!reader.json().is_array()) {
     out.blocks.push_back(block_from_json(reader, model.hidden, model.dropout));
+    out.residual = !out.blocks.front()->whole_step();
+    out.pre_norms = out.residual ? 1 : 0;
     return out;
   }
   for (const JsonReader& block : reader.elements()) {
     out.blocks.push_back(block_from_json(block, model.hidden, model.dropout));
+    if (out.blocks.back()->whole_step()) block.fail("expected a block that can be beside another");
   }
   if (out.blocks.empty()) reader.fail("expected a block");
   return out;

@@ -11,6 +11,7 @@
 #include "model/blocks/layer_embedding.h"
 #include "model/blocks/mlp.h"
 #include "model/blocks/scan.h"
+#include "model/blocks/traced.h"
 #include "model/input/nearest.h"
 
 namespace sluice::model {
@@ -161,6 +162,7 @@ constexpr BlockType kBlockTypes[] = {
     {"lightning_attention", "a scan with a fixed decay per head", read_scan<Scan::Rule::lightning>},
     {"gated_delta_net", "a scan by the delta rule", read_scan<Scan::Rule::gated_delta>},
     {"kimi_delta_attention", "the same with a decay per channel", read_scan<Scan::Rule::kimi_delta>},
+    {"traced", "the ops of a PyTorch module (sluice.torch.model)", Traced::read},
 };
 
 }  // namespace
