@@ -1,7 +1,8 @@
 """Schedules in PyTorch.
 
 ``runtime`` loads a schedule into the runtime of torch.distributed.pipelining, ``profile`` measures its stages for
-predictions, and ``trace`` records what ran. Every rank of a process group calls them:
+predictions, and ``trace`` records what ran; ``model`` makes a model of any module, for predictions without a GPU. Every
+rank of a process group calls the first three:
 
     schedule = sluice.schedule("zb-h1", pp=4, microbatches=8)
     modules = {stage: build(stage) for stage in sluice.torch.stages_of(schedule)}
@@ -38,8 +39,22 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from . import _core
 from ._scenario import Scenario
 from ._schedule import Schedule
+from ._trace import Kernel
+from ._traced import Model, model
 
-__all__ = ["Profile", "core_wait_s", "profile", "refusal", "runtime", "stages_of", "step", "trace"]
+__all__ = [
+    "Kernel",
+    "Model",
+    "Profile",
+    "core_wait_s",
+    "model",
+    "profile",
+    "refusal",
+    "runtime",
+    "stages_of",
+    "step",
+    "trace",
+]
 
 Loss = Callable[[Any, Any], Any]
 
