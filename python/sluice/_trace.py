@@ -46,6 +46,7 @@ _MEMORY = """sort topk cumsum logcumsumexp cumprod scatter scatter_add scatter_a
 _FREE = """empty empty_like new_empty empty_strided new_empty_strided _unsafe_view lift_fresh detach alias
     _assert_async _assert_scalar sym_size is_same_size set_ resize_""".split()
 _READ_BY_INDEX = ("embedding", "index", "gather", "index_select", "_unsafe_index")
+_SDPA = torch.nn.functional.scaled_dot_product_attention
 _GEMMS = {"mm": GEMM, "addmm": GEMM, "bmm": BATCHED, "baddbmm": BATCHED, "_grouped_mm": GROUPED}
 _KINDS: dict[str, Union[str, None]] = {
     **dict.fromkeys(_FREE, None),
@@ -98,7 +99,7 @@ class Op:
     kind: str
     reads: list[Use]
     writes: list[Use]
-    active: bool  # depends on parameters
+    active: bool  # depends on parameters or floating-point inputs
     weight: str = ""  # of a GEMM: its parameter
     shape: tuple[int, ...] = ()  # of a GEMM: batch or experts, m, k, n; of attention: heads, kv_heads, d, dv
     detail: str = ""
@@ -134,7 +135,7 @@ class Recording:
     parameters: dict[str, Any] = field(default_factory=dict)  # by name: the tensors of this device
     replicated: set[str] = field(default_factory=set)
     used: dict[str, float] = field(default_factory=dict)  # the slot in which a parameter is used first
-    layer_inputs: dict[int, int] = field(default_factory=dict)  # storages by layer
+    layer_inputs: dict[int, int] = field(default_factory=dict)  # storages by layer; -1: the module's result
     operands: set[int] = field(default_factory=set)  # storages that a GEMM with a weight reads
     keys: dict[int, int] = field(default_factory=dict)  # bytes of keys and values of attention by storage
     hidden: int = 0
@@ -173,8 +174,8 @@ def _by_token(heads: Any, size: int) -> Any:
     return heads.new_empty((batch, tokens, count, size)).transpose(1, 2)
 
 
-class _AttentionCalls(TorchFunctionMode):  # type: ignore[misc]
-    """Replaces scaled_dot_product_attention, which PyTorch would expand, by one op."""
+class _FusedCalls(TorchFunctionMode):  # type: ignore[misc]
+    """Replaces attention and dropout, which PyTorch expands on a CPU, by the ops that run on GPUs."""
 
     def __init__(self, recorder: Recorder, windows: Mapping[str, int]) -> None:
         super().__init__()
@@ -182,11 +183,17 @@ class _AttentionCalls(TorchFunctionMode):  # type: ignore[misc]
         self._windows = windows
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return self._attend(*args, **(kwargs or {}))
+        if func is _SDPA:
+            return self.attend(*args, **(kwargs or {}))
+        if func is torch.nn.functional.dropout:
+            return self._drop(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _attend(
+    @staticmethod
+    def _drop(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+    def attend(
         self,
         query: Any,
         key: Any,
@@ -245,6 +252,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(tensor, DTensor) and any(each.is_shard() for each in tensor.placements):
             return
         self.recording.replicated.add(name)
+
+    def add_input(self, tensor: Any) -> None:
+        if tensor.is_floating_point():
+            self._active.add(self.storage(tensor))
 
     def storage(self, tensor: Any) -> int:
         storage = tensor.untyped_storage()
@@ -402,7 +413,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def save(self, tensor: Any) -> Any:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = self.storage(local)
-        if storage in self._active and storage not in self._names:
+        if storage not in self._names:
             size = int(local.untyped_storage().nbytes())
             self.recording.saved.append(Saved(storage, size, self.path, self.slot))
         return tensor
@@ -444,11 +455,14 @@ def record(
         recorder.add_parameter(name, each)
     buffers = {name: fake(each, mode, None).requires_grad_(False) for name, each in module.named_buffers()}
     arguments = tree_map_only(torch.Tensor, lambda each: _input(each, mode, dtype), tuple(inputs))
+    for each in tree_iter(arguments):
+        if isinstance(each, FakeTensor):
+            recorder.add_input(each)
     index = {path: number for number, path in enumerate(layers)}
     step = _Step(module, recorder)
     own = {f"module.{name}": each for name, each in (*tensors.items(), *buffers.items())}
-    attention = _AttentionCalls(recorder, windows)
-    with mode, _hooked(module, recorder, index), _quiet_sharding(recorder), recorder, attention:
+    calls = _FusedCalls(recorder, windows)
+    with mode, _hooked(module, recorder, index), _quiet_sharding(recorder), _attending(calls), recorder, calls:
         torch.func.functional_call(step, own, arguments)
     return recorder.recording
 
@@ -467,6 +481,8 @@ class _Step(torch.nn.Module):  # type: ignore[misc]
             out = self.module(*arguments)
         recorder.label(out)
         result = _result(out)
+        local = result._local_tensor if isinstance(result, DTensor) else result
+        recorder.recording.layer_inputs[-1] = recorder.storage(local)
         with recorder.quiet():
             gradient = torch.empty_like(result)
         recorder.forward = False
@@ -484,6 +500,16 @@ def _result(out: Any) -> Any:
         if torch.is_tensor(each) and each.requires_grad:
             return each
     raise error("the module returns no tensor that requires a gradient")
+
+
+@contextlib.contextmanager
+def _attending(calls: _FusedCalls) -> Iterator[None]:
+    """Also replaces the attention that functions of torch.nn.functional call, in which modes are off."""
+    torch.nn.functional.scaled_dot_product_attention = calls.attend
+    try:
+        yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = _SDPA
 
 
 @contextlib.contextmanager

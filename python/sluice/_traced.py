@@ -188,6 +188,7 @@ class _Builder:
         self._group_of: dict[int, int] = {}  # by index of an op
         self._groups: list[list[int]] = []
         self._readers: dict[int, list[int]] = {}  # indices of ops by storage
+        self._random = {use.storage for op in recording.ops if op.random for use in op.writes}
         self._connect()
 
     def model(self) -> Model:
@@ -345,9 +346,8 @@ class _Builder:
         producer = self._producer.get(storage)
         if producer is None:
             return True
-        op = self.recording.ops[producer]
         group = self._group_of.get(producer)
-        if group is None or op.random:
+        if group is None or storage in self._random:
             return True
         return any(
             self.recording.ops[i].forward and self._group_of.get(i) != group for i in self._readers.get(storage, ())

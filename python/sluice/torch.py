@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 import torch.distributed as dist
@@ -39,8 +39,10 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from . import _core
 from ._scenario import Scenario
 from ._schedule import Schedule
-from ._trace import Kernel
-from ._traced import Model, model
+
+if TYPE_CHECKING:
+    from ._trace import Kernel
+    from ._traced import Model, model
 
 __all__ = [
     "Kernel",
@@ -57,6 +59,15 @@ __all__ = [
 ]
 
 Loss = Callable[[Any, Any], Any]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what traces modules when it is used: it takes longer than the rest."""
+    if name in ("Kernel", "Model", "model"):
+        from . import _traced
+
+        return getattr(_traced, name)
+    raise AttributeError(f"module 'sluice.torch' has no attribute '{name}'")
 
 
 def refusal(schedule: Schedule) -> str:

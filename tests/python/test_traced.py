@@ -181,6 +181,28 @@ def test_kinds_of_layers_positions_and_tied_heads():
     assert sluice.simulate(model=traced, cluster="dgx-h100", pp=4, gbs=8, seq_length=128).iteration_s > 0
 
 
+def test_layers_of_pytorch_with_dropout():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(1000, 64)
+            layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, norm_first=True)
+            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, tokens):
+            x = self.words(tokens)
+            return self.layers(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]), is_causal=True)
+
+    traced = sluice.torch.model(Encoder(), tokens(128, batch=2))
+    assert traced["layers"] == [{"repeat": 2, "layers": ["layer"]}]
+    (block,) = traced["kinds"]["layer"]
+    assert gemm_elements(block) == 12 * 64 * 64
+    assert [op["heads"] for op in block["ops"] if op["op"] == "attention"] == [4]
+    # Masks of a byte per element, as on GPUs: after attention and after the MLP.
+    sizes = {tensor["name"]: tensor["bytes"] for tensor in block["tensors"]}
+    assert sizes["output of dropout1"] == sizes["output of dropout2"] == 64
+
+
 class Loop(nn.Module):
     def forward(self, x):
         return torch.cat([part * 2 for part in x.split(32, dim=1)], dim=1)
