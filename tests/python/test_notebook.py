@@ -21,7 +21,7 @@ def test_notebooks_run(source, name):
         for output in cell.get("outputs", [])
         if "text/html" in output.get("data", {})
     ]
-    assert sum(picture.startswith("<iframe") for picture in pictures) == 2  # of our schedule, and of the prediction
+    assert sum(picture.startswith("<iframe") for picture in pictures) == 3  # of our schedule, of the prediction, of the traced module
     assert any("<table" in picture for picture in pictures)
     if folder := os.environ.get("SLUICE_EXECUTED_NOTEBOOKS"):
         pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
