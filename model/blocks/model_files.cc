@@ -21,6 +21,7 @@ LayerStep step_from_json(JsonReader reader, const Model& model) {
   LayerStep out;
   if (reader.has("blocks")) {
     out = step_from_json(reader.at("blocks"), model);
+    if (!out.residual) reader.at("blocks").fail("expected blocks without norms of their own");
     out.pre_norms = static_cast<int>(reader.integer_or("norms", 0, 4, 1));
     out.post_norms = static_cast<int>(reader.integer_or("result_norms", 0, 4, 0));
     reader.finish();
