@@ -576,8 +576,7 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
       "help",
       "help run",
       "schedules",
-      "models",
-      "models gpt2 --json",
+      "models gpt2",
       "completion bash",
       "doctor",
       simulate,
@@ -669,9 +668,7 @@ TEST(CommandErrors, FilesAreWrittenAtomically) {
   const std::string old = write(folder, "old.json", "old content");
   // After a failure before or during writing, the old content remains and no other file exists.
   EXPECT_EQ(run_sluice({"schedule", "dualpipe", "--pp", "3", "--microbatches", "8", "-o", old}).exit_code, 2);
-  EXPECT_EQ(
-      run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--stage-weights", "1", "--trace", old}).exit_code,
-      2);
+  EXPECT_EQ(run_sluice(words("simulate --pp 2 --microbatches 2 --stage-weights 1 --trace " + old)).exit_code, 2);
   std::string content;
   std::getline(std::ifstream(old), content);
   EXPECT_EQ(content, "old content");
@@ -679,7 +676,7 @@ TEST(CommandErrors, FilesAreWrittenAtomically) {
   for (const std::string& target : {folder.path("no/such/x.json"), folder.path() + ".json/"}) {
     const CommandResult result = run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", target});
     EXPECT_EQ(result.exit_code, 2) << target;
-    EXPECT_NE(result.err.find(target), std::string::npos) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(target));
   }
   EXPECT_EQ(run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", folder.path()}).exit_code, 2);
   EXPECT_EQ(run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", "/dev/full"}).exit_code, 2);

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -10,6 +11,10 @@
 
 namespace sluice::test {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::StartsWith;
 
 Transformer from_text(const std::string& text) {
   const Json json = parse_json(text, "model.json");
@@ -181,13 +186,11 @@ TEST(HuggingFaceExperts, MissingKeysAreNamed) {
             "model.json: /attention_bias: expected false: latent attention with biases is not modeled, got true");
   EXPECT_EQ(error("deepseek_v2", deepseek + std::string(R"(, "mlp_bias": true, "n_shared_experts": 1)")),
             "model.json: /mlp_bias: expected false: shared experts with biases are not modeled, got true");
-  EXPECT_EQ(error("dbrx", ""),
-            "model.json: /model_type: expected one of arcee, bloom, deepseek_v2, deepseek_v3, deepseek_v32, dots1, "
-            "ernie4_5_moe, exaone_moe, falcon, falcon_h1, gemma2, gemma3_text, glm4_moe, glm_moe_dsa, gpt2, gpt_neox, "
-            "gpt_oss, granitemoehybrid, hunyuan_v1_moe, hy_v3, kimi_k2, kimi_linear, llama, llama4_text, mimo, "
-            "mimo_v2_flash, minimax, minimax_m2, mistral, mixtral, nemotron_h, olmo2, olmo3, olmoe, opt, phi, phimoe, "
-            "qwen2, qwen2_moe, qwen3, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, seed_oss, smollm3, "
-            "step3p5, got \"dbrx\"");
+  EXPECT_THAT(
+      error("dbrx", ""),
+      AllOf(StartsWith("model.json: /model_type: expected one of K-EXAONE, arcee, bloom, deepseek_v2, "),
+            EndsWith(", step3p5, step3p7; its keys suggest layers of attention, mlp: write them as a list of layers "
+                     "(sluice.model/2, docs/formats.md), got \"dbrx\"")));
 }
 
 }  // namespace
