@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -26,6 +27,7 @@ namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMostVocab = std::int64_t{1} << 31;
+constexpr std::int64_t kMostEmbedding = 1 << 16;  // of a layer
 
 using QkNorm = AttentionOptions::QkNorm;
 using enum HfType::Norms;
@@ -48,12 +50,18 @@ class HfConfig {
   int size_or(const std::string& key, std::int64_t fallback) {
     return static_cast<int>(r_.integer_or(key, 0, kMostModelSize, fallback));
   }
+  int product(std::int64_t one, std::int64_t other) const {
+    if (one * other > kMostModelSize) r_.fail(fmt::format("{} x {} is more than {}", one, other, kMostModelSize));
+    return static_cast<int>(one * other);
+  }
   // The first of these keys that the config has; throws if it has none.
   int size_of(std::initializer_list<const char*> keys) {
     for (const char* key : keys) {
-      if (r_.has(key) && r_.at(key).json().is_array())
-        return static_cast<int>(r_.at(key).elements().at(0).integer(1, kMostModelSize));
-      if (r_.has(key)) return size(key);
+      if (!r_.has(key)) continue;
+      if (!r_.at(key).json().is_array()) return size(key);
+      const std::vector<JsonReader> list = r_.at(key).elements();
+      if (list.empty()) r_.at(key).fail("expected a number of each layer");
+      return static_cast<int>(list.front().integer(1, kMostModelSize));
     }
     return size(*keys.begin());
   }
@@ -87,7 +95,7 @@ class HfConfig {
     }
     model_.other_parameters += type_.embedding_norm ? std::int64_t{2} * hidden_ : 0;
     model_.other_parameters += type_.head_bias ? model_.vocab : 0;
-    model_.layer_embedding = size_or("hidden_size_per_layer_input", 0);
+    model_.layer_embedding = static_cast<int>(r_.integer_or("hidden_size_per_layer_input", 0, kMostEmbedding, 0));
     heads_ = size_of({"num_attention_heads", "n_head"});
     kv_heads_ =
         size_or("num_key_value_heads", r_.has("multi_query") && r_.boolean_or("multi_query", false) ? 1 : heads_);
@@ -103,15 +111,14 @@ class HfConfig {
   }
 
   // The element of a list with one entry per layer.
-  std::string word_of(const std::string& key, int layer) {
-    const std::vector<JsonReader> list = r_.at(key).elements();
-    if (static_cast<int>(list.size()) < count_) r_.at(key).fail(fmt::format("expected {} layers", count_));
-    return list[static_cast<std::size_t>(layer)].string();
+  JsonReader entry_of(JsonReader lists, const std::string& key, int layer) const {
+    const std::vector<JsonReader> list = lists.at(key).elements();
+    if (std::ssize(list) < std::max(count_, layer + 1)) lists.at(key).fail(fmt::format("expected {} layers", count_));
+    return list[static_cast<std::size_t>(layer)];
   }
+  std::string word_of(const std::string& key, int layer) { return entry_of(r_, key, layer).string(); }
   std::int64_t number_of(const std::string& key, int layer) {
-    const std::vector<JsonReader> list = r_.at(key).elements();
-    if (static_cast<int>(list.size()) < count_) r_.at(key).fail(fmt::format("expected {} layers", count_));
-    return list[static_cast<std::size_t>(layer)].integer(0, kMostModelSize);
+    return entry_of(r_, key, layer).integer(0, kMostModelSize);
   }
   static bool lists(const JsonReader& list, int value) {
     const std::vector<JsonReader> values = list.elements();
@@ -161,7 +168,7 @@ class HfConfig {
     if (r_.has("mlp_layer_types")) return word_of("mlp_layer_types", layer) != "dense";
     if (r_.has("moe_layer_freq") && r_.at("moe_layer_freq").json().is_array())
       return number_of("moe_layer_freq", layer) == 1;
-    if (r_.has("is_moe_layer")) return r_.at("is_moe_layer").elements().at(static_cast<std::size_t>(layer)).boolean();
+    if (r_.has("is_moe_layer")) return entry_of(r_, "is_moe_layer", layer).boolean();
     if (r_.has("moe_layers_enum")) return enumerates(r_.string("moe_layers_enum"), layer);
     if (r_.has("interleave_moe_layer_step"))
       return (layer + 1) % r_.integer("interleave_moe_layer_step", 1, kMostModelLayers) == 0;
@@ -241,7 +248,7 @@ class HfConfig {
       };
       out.indexer = Indexer{.heads = sparse_size("sparse_num_index_heads"),
                             .head_dim = sparse_size("sparse_index_dim"),
-                            .top_k = sparse_size("sparse_topk_blocks") * sparse_size("sparse_block_size"),
+                            .top_k = product(sparse_size("sparse_topk_blocks"), sparse_size("sparse_block_size")),
                             .weighted = false};
     }
     return std::make_shared<Attention>(hidden_, out);
@@ -272,10 +279,7 @@ class HfConfig {
     JsonReader sparse = r_.at("sparse_attention_config");
     if (!sparse.boolean_or("use_sparse_attention", true)) return false;
     if (!sparse.has("sparse_attention_freq")) return true;
-    const std::vector<JsonReader> list = sparse.at("sparse_attention_freq").elements();
-    if (static_cast<int>(list.size()) < count_)
-      sparse.at("sparse_attention_freq").fail(fmt::format("expected {} layers", count_));
-    return list[static_cast<std::size_t>(layer)].integer(0, 1) == 1;
+    return entry_of(sparse, "sparse_attention_freq", layer).integer(0, 1) == 1;
   }
 
   BlockPtr compressed(std::int64_t ratio) {
@@ -411,7 +415,10 @@ class HfConfig {
       out.router_bias = type_.router_bias || r_.boolean_or("router_bias", false);
       out.router_scale = type_.router_scale;
       out.zero_experts = size_or("zero_expert_num", 0);
-      if (out.zero_experts > 0) experts.per_token = std::max(1, experts.per_token * experts.count / out.routes());
+      {
+        const double real = static_cast<double>(experts.count) / out.routes();
+        experts.per_token = std::max(1, static_cast<int>(std::lround(experts.per_token * real)));
+      }
       out.latent = size_or("moe_latent_size", size_or("routed_expert_hidden_size", 0));
       out.latent_norm = r_.boolean_or("latent_moe_use_norm", false);
       return std::make_shared<ExpertsBlock>(hidden_, out);
@@ -424,7 +431,7 @@ class HfConfig {
       if (r_.has(key)) return size_or(key, 0);
     }
     for (const char* key : {"n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"}) {
-      if (r_.has(key)) return size_of({key}) * expert_width;
+      if (r_.has(key)) return product(size_of({key}), expert_width);
     }
     return type_.name == "llama4_text" ? expert_width : 0;
   }

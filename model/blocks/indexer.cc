@@ -1,5 +1,7 @@
 #include "model/blocks/indexer.h"
 
+#include <algorithm>
+
 namespace sluice::model {
 
 using namespace kernel_parts;
@@ -34,7 +36,10 @@ double Indexer::flops(double tokens, double context) const {
   return own ? 2.0 * heads * head_dim * pairs_of(tokens, context) / ratio : 0;
 }
 
-double Indexer::chosen(double tokens, double context) const { return pairs_of(tokens, context, top_k * ratio) / ratio; }
+double Indexer::chosen(double tokens, double context) const {
+  constexpr std::int64_t kMost = 1 << 30;
+  return pairs_of(tokens, context, static_cast<int>(std::min(kMost, std::int64_t{top_k} * ratio))) / ratio;
+}
 
 double Indexer::width() const { return 2.0 * top_k + 1.0 * head_dim * (heads + 1); }
 

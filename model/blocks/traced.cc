@@ -25,6 +25,7 @@ constexpr double kMostPerToken = 1e12;  // bytes or FLOPs
 constexpr std::int64_t kMostModelSide = std::int64_t{1} << 20;
 constexpr std::size_t kMostTensors = 48;  // of a layer, besides what is added to them (LayerTensors)
 constexpr std::size_t kMostOps = 1 << 12;
+constexpr double kMostElements = 1e14;
 
 int side(JsonReader& reader, const char* key) { return static_cast<int>(reader.integer(key, 1, kMostModelSide)); }
 
@@ -199,10 +200,16 @@ BlockPtr Traced::read(JsonReader& reader, int hidden, bool /*dropout*/) {
   for (const JsonReader& tensor : tensors.elements()) out.tensors.push_back(tensor_from_json(tensor));
   if (out.tensors.size() > kMostTensors) tensors.fail(fmt::format("expected at most {} tensors", kMostTensors));
   // An attention core has the heads of all ranks.
+  double elements = 0;
   for (TracedOp& op : out.ops) {
+    if (op.core.heads > kMostModelSide / out.tp) {
+      ops.fail(fmt::format("expected at most {} heads of all ranks", kMostModelSide));
+    }
     op.core.heads *= out.tp;
     op.core.kv_heads *= out.tp;
+    if (op.has_weight()) elements += std::max<double>(op.rows, op.experts) * op.k * op.n * out.tp;
   }
+  if (elements > kMostElements) ops.fail(fmt::format("expected at most {:.0e} elements of weights", kMostElements));
   return std::make_shared<Traced>(hidden, std::move(out));
 }
 

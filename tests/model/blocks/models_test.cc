@@ -101,6 +101,32 @@ TEST(Models, UnknownTypesGetASuggestion) {
   EXPECT_EQ(model.left_out, "what is not in text_config");
 }
 
+// Products of sizes are bounded, and lists may be too short.
+TEST(Models, ConfigsOfWrongSizesAreErrors) {
+  const auto error_with = [](const std::string& name, const std::string& old, const std::string& text) -> std::string {
+    for (const CatalogueFile& file : model_files()) {
+      if (file.name != name) continue;
+      std::string config(file.text);
+      const std::size_t found = config.find(old);
+      EXPECT_NE(found, std::string::npos) << old;
+      try {
+        parse_model(config.replace(found, old.size(), text), "m.json");
+      } catch (const InputError& error) {
+        return error.what();
+      }
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_with("minimax-m3", "\"sparse_topk_blocks\": 16", "\"sparse_topk_blocks\": 1048576"),
+              testing::HasSubstr("1048576 x 128 is more than 1048576"));
+  EXPECT_THAT(error_with("minimax-m3", "\"sparse_attention_freq\": [0, ", "\"sparse_attention_freq\": ["),
+              testing::HasSubstr("/sparse_attention_config/sparse_attention_freq: expected 60 layers"));
+  EXPECT_THAT(error_with("minimax-m3", "\"num_attention_heads\": 64", "\"num_attention_heads\": []"),
+              testing::HasSubstr("/num_attention_heads: expected a number of each layer"));
+  EXPECT_THAT(error_with("gemma-4-31b", "\"num_global_key_value_heads\": 4", "\"num_global_key_value_heads\": 5"),
+              testing::HasSubstr("/num_global_key_value_heads: expected a divisor of the attention heads"));
+}
+
 // As Python's json module writes them; strings keep their text, and errors their column.
 TEST(Models, FilesMayHaveTheConstantsOfPython) {
   const auto text_of = [](const std::string& limits) {

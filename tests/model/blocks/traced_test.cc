@@ -129,6 +129,9 @@ TEST(Traced, ErrorsNameTheKey) {
   EXPECT_NE(with(R"({"op": "memory", "bytes": 1})").find("/ops/0/bytes"), std::string::npos);
   EXPECT_NE(with(R"({"op": "attention", "heads": 3, "kv_heads": 2, "head_dim": 1})").find("/ops/0/kv_heads"),
             std::string::npos);
+  EXPECT_NE(
+      with(R"({"op": "gemm", "k": 1048576, "n": 1048576, "experts": 65536})").find("/ops: expected at most 1e+14"),
+      std::string::npos);
   EXPECT_NE(traced_error(traced("", "", R"({"name": "a", "life": "long", "bytes": 1},)")).find("/tensors/0/life"),
             std::string::npos);
   const std::string beside = "[[" + traced().substr(1, traced().size() - 2) + R"(, {"block": "mlp", "width": 8}]])";
