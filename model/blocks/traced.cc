@@ -191,7 +191,7 @@ void add_op(OpKind kind, const TracedOp& op, const BlockCall& call, Kernels& out
 
 BlockPtr Traced::read(JsonReader& reader, int hidden, bool /*dropout*/) {
   Options out;
-  out.tp = static_cast<int>(reader.integer_or("tp", 1, 1 << 16, 1));
+  out.tp = static_cast<int>(reader.integer_or("tensor_ranks", 1, 1 << 16, 1));
   out.parameters = parameters_from_json(reader.at("parameters"), out.replicated);
   const JsonReader ops = reader.at("ops");
   for (const JsonReader& op : ops.elements()) out.ops.push_back(op_from_json(op));

@@ -450,7 +450,7 @@ class _Builder:
             )
         return {
             "block": "traced",
-            "tp": self.tp,
+            "tensor_ranks": self.tp,
             "parameters": self._parameters(layer, {op.weight: op for op in self._gemms(layer)}),
             "ops": entries,
             "tensors": self._tensors(layer),

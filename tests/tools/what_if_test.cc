@@ -217,7 +217,7 @@ TEST(Models, AreFoundByName) {
   EXPECT_EQ(answer("--model " + folder + "/config.json" + rest), by_name);
   EXPECT_EQ(answer("--model " + folder + rest), by_name);  // a Hugging Face folder
   const std::string error = error_of("--model llama3-9b" + rest);
-  EXPECT_EQ(error.find("sluice: --model: expected a model file or one of deepseek-v2, "), 0U) << error;
+  EXPECT_EQ(error.find("sluice: --model: expected a model file or one of bloom-176b, "), 0U) << error;
   EXPECT_NE(error.find("did you mean 'llama3-8b'?"), std::string::npos);
   EXPECT_EQ(error_of("--model no/such.json" + rest),
             "sluice: --model: expected a model file (there is no no/such.json), got \"no/such.json\"\n");

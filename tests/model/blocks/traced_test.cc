@@ -93,8 +93,8 @@ TEST(Traced, CountsScansExpertsAndCollectives) {
     {"op": "batched_gemm", "m": 4, "k": 8, "n": 16, "batch": 0.5},
     {"op": "gemm", "name": "experts", "k": 16, "n": 32, "experts": 4, "rows": 1},
     {"op": "all_reduce", "forward": 1024, "backward": 2048},)";
-  const Model without = traced_model(traced(R"("tp": 2, )"));
-  const Model model = traced_model(traced(R"("tp": 2, )", ops));
+  const Model without = traced_model(traced(R"("tensor_ranks": 2, )"));
+  const Model model = traced_model(traced(R"("tensor_ranks": 2, )", ops));
   EXPECT_EQ(layer_slice_flops(model, 10, 0).attention - layer_slice_flops(without, 10, 0).attention,
             2 * 10 * (100 + 0.5 * 2 * 4 * 8 * 16));
   EXPECT_EQ(layer_slice_flops(model, 10, 0).matrices - layer_slice_flops(without, 10, 0).matrices,
