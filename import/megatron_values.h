@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -10,6 +12,7 @@
 #include <utility>
 
 #include "import/megatron.h"
+#include "model/errors.h"
 
 namespace sluice::imports {
 

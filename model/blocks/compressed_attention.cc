@@ -180,7 +180,7 @@ void CompressedAttention::add_tensors(const TensorCall& call, LayerTensors& out)
 }
 
 double CompressedAttention::width() const {
-  return static_cast<double>(3 * queries() + 2 * narrow_output() + 3 * down() + 2 * options_.head_dim) +
+  return static_cast<double>(3 * queries() + 2 * narrow_output() + 3 * down() + std::int64_t{2} * options_.head_dim) +
          (options_.indexer ? options_.indexer->width() : 0);
 }
 
