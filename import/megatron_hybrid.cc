@@ -67,10 +67,10 @@ class HybridModel {
     Json& steps = kinds_[std::string(1, kind)];
     if (!steps.is_null()) return steps[0];
     switch (kind) {
-      case 'M': steps = {mamba()}; break;
-      case '*': steps = {attention()}; break;
-      case '-': steps = {mlp()}; break;
-      case 'E': steps = {experts()}; break;
+      case 'M': steps = Json::array({mamba()}); break;
+      case '*': steps = Json::array({attention()}); break;
+      case '-': steps = Json::array({mlp()}); break;
+      case 'E': steps = Json::array({experts()}); break;
       default: throw InputError(fmt::format("expected M, *, - and E, got '{}'", kind));
     }
     return steps[0];
