@@ -103,8 +103,8 @@ Subcommand add_models_command(CLI::App& app) {
             if (names->empty()) *names = catalogue_models();
             OrderedJson out = {{"schema", "sluice.models/1"}, {"models", OrderedJson::array()}};
             for (const std::string& name : *names) {
-              const Json word = name;
-              Model model = find_model(JsonReader(word, "models"), name);
+              const Json named = {{"model", name}};
+              Model model = find_model(JsonReader(named, "command line").at("model"), name);
               if (model.name.empty()) model.set_name(name);
               out["models"].push_back(model_json(model));
             }
