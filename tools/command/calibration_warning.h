@@ -14,10 +14,11 @@ inline constexpr const char* kWaitedForCores =
 // framework, precision or GPU; "" if not.
 std::string calibration_warning(const Scenario& scenario);
 
-// Returns what a scenario with uniform costs assumes about times that it does not give; empty with other costs.
+// Returns what a scenario assumes: with uniform costs the times that it does not give, otherwise what the model's file
+// has that is not part of the model.
 std::vector<std::string> assumed_times(const Scenario& scenario);
 
-// Returns a line about them; "" if the times of all ops are given.
+// Returns a line about them; "" if there are none.
 std::string assumed_times_line(const Scenario& scenario);
 
 }  // namespace sluice::tools
