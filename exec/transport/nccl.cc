@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -16,13 +17,13 @@
 namespace sluice::exec {
 namespace {
 
-// Keeps what a thread of NCCL may still write to after nobody waits for it. Reachable, so that it is not reported as a
-// leak.
-void keep_for_ever(std::unique_ptr<NcclCommunicator> written) {
+// Where a thread of NCCL writes a communicator, at once or after the operation seems to have ended: see issue 1472 of
+// NCCL. Never freed, and reachable, so that it is not reported as a leak.
+NcclCommunicator& place_for_ever() {
   static std::mutex mutex;
-  static auto* const kept = new std::vector<std::unique_ptr<NcclCommunicator>>;
+  static auto* const places = new std::deque<NcclCommunicator>;
   const std::lock_guard lock(mutex);
-  kept->push_back(std::move(written));
+  return places->emplace_back(nullptr);
 }
 
 }  // namespace
@@ -71,10 +72,17 @@ bool NcclCommunicators::settled(NcclCommunicator communicator, const std::string
 void NcclCommunicators::make_world(const NcclId& id) {
   const std::string what = fmt::format("the world of {} ranks", size_);
   NcclConfig config = configuration(0);
-  communicators_.push_back(nullptr);
-  const bool done = issue(nullptr, "ncclCommInitRankConfig", what,
-                          [&] { return functions_.init_rank(&communicators_.front(), size_, id, rank_, &config); });
-  if (!done) wait_until(what, nullptr, [&] { return settled(communicators_.front(), what); });
+  NcclCommunicator& made = place_for_ever();
+  issue(nullptr, "ncclCommInitRankConfig", what,
+        [&] { return functions_.init_rank(&made, size_, id, rank_, &config); });
+  keep(std::atomic_ref(made).load());
+  wait_until(what, nullptr, [&] { return settled(communicators_.front(), what); });
+}
+
+void NcclCommunicators::keep(NcclCommunicator communicator) {
+  const std::lock_guard lock(calls_);
+  throw_if_aborted();
+  communicators_.push_back(communicator);
 }
 
 NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& members, int most_blocks,
@@ -89,26 +97,16 @@ NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& m
   }
   const NcclCommunicator world = communicators_.front();
   NcclConfig config = configuration(most_blocks);
-  // A thread of NCCL writes it, before the world is settled or after; see issue 1472 of NCCL.
-  auto made = std::make_unique<NcclCommunicator>(nullptr);
-  const std::atomic_ref<NcclCommunicator> there(*made);
-  const bool done =
-      issue(world, "ncclCommSplit", what, [&] { return functions_.split(world, colour, key, made.get(), &config); });
-  try {
-    if (!done) wait_until(what, host, [&] { return settled(world, what); });
-    if (colour == kNcclNoColour) return nullptr;
-    wait_until(what, host, [&] { return there.load() != nullptr; });
-    {
-      const std::lock_guard lock(calls_);
-      throw_if_aborted();
-      communicators_.push_back(there.load());
-    }
-    wait_until(what, host, [&] { return settled(there.load(), what); });
-  } catch (...) {
-    keep_for_ever(std::move(made));
-    throw;
-  }
-  return *made;
+  NcclCommunicator& made = place_for_ever();
+  const std::atomic_ref<NcclCommunicator> there(made);
+  // Returns success while it is in progress, also on ranks without a colour, whose world is then in use.
+  issue(world, "ncclCommSplit", what, [&] { return functions_.split(world, colour, key, &made, &config); });
+  wait_until(what, host, [&] { return settled(world, what); });
+  if (colour == kNcclNoColour) return nullptr;
+  wait_until(what, host, [&] { return there.load() != nullptr; });
+  keep(there.load());
+  wait_until(what, host, [&] { return settled(there.load(), what); });
+  return there.load();
 }
 
 void NcclCommunicators::abort() {

@@ -81,6 +81,7 @@ class NcclCommunicators {
   void throw_if_aborted() const {
     if (aborted_.load()) throw Stopped("stopped");
   }
+  void keep(NcclCommunicator communicator);
   void check(NcclResult result, NcclCommunicator communicator, const char* name, const std::string& what) const;
   [[noreturn]] void give_up(const std::string& what) const;
   NcclConfig configuration(int most_blocks) const;

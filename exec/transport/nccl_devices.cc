@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 #include <stdexcept>
 #include <string>
 
@@ -28,7 +27,9 @@ struct NcclEdge {
   bool sends = false;
   NcclCommunicator communicator = nullptr;
   std::unique_ptr<Stream> stream;
-  std::string what;  // "edge 3 from rank 1 to rank 2"
+  std::unique_ptr<Event> idle;  // recorded behind the latest message
+  bool busy = false;            // a message has been issued and not been seen to end
+  std::string what;             // "edge 3 from rank 1 to rank 2"
 };
 
 class NcclGroup final : public StreamGroup {
@@ -75,10 +76,11 @@ class NcclDevicesOfRank final : public DeviceTransport {
     if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
     posted_.push_back({&edge, &message});
   }
+  // Messages behind others of their edge are not waited for: these may need what other workers do later.
   void flush() {
     communicators_.wait_until("messages", host_, [&] {
       advance();
-      return posted_.empty();
+      return in_progress_.empty();
     });
   }
   void progress() {
@@ -109,48 +111,54 @@ class NcclDevicesOfRank final : public DeviceTransport {
     throw Stopped("stopped");
   }
 
-  // Messages are issued in the order in which they were posted. One operation is in progress at a time.
+  // One operation is in progress at a time.
   void advance() {
-    while (!posted_.empty()) {
-      if (in_progress_ == 0) issue_first();
-      for (std::size_t i = 0; i < in_progress_; ++i) {
-        const NcclEdge& edge = *posted_[i].edge;
-        if (!communicators_.settled(edge.communicator, edge.what)) return;
+    while (!in_progress_.empty() || issue_next()) {
+      for (const auto [edge, message] : in_progress_) {
+        if (!communicators_.settled(edge->communicator, edge->what)) return;
       }
-      for (; in_progress_ > 0; --in_progress_) {
-        const auto [edge, message] = posted_.front();
+      for (const auto [edge, message] : in_progress_) {
         device_.record(*message->done, *edge->stream);
+        device_.record(*edge->idle, *edge->stream);
         message->placed.store(true, std::memory_order_release);
-        posted_.pop_front();
       }
+      in_progress_.clear();
     }
   }
 
-  // Issues the first messages that were posted, on different edges, as one operation: NCCL starts a thread for each.
-  // Two messages of an edge in one operation would wait for each other's data.
-  void issue_first() {
-    for (; in_progress_ < posted_.size(); ++in_progress_) {
-      NcclEdge* const edge = posted_[in_progress_].edge;
-      const DeviceMessage* const message = posted_[in_progress_].message;
-      const auto end = posted_.begin() + static_cast<std::ptrdiff_t>(in_progress_);
-      if (std::any_of(posted_.begin(), end, [&](const Posted& other) { return other.edge == edge; })) break;
+  // Issues the first message of each edge that has none in flight, as one operation: NCCL starts a thread for each.
+  // Returns whether there was one. A message behind another one would wait on the device for the other worker, and
+  // with it everything that shares its hardware queue, or that NCCL launches in the order of the calls: what the other
+  // worker waits for may be among it.
+  bool issue_next() {
+    for (const auto [edge, message] : posted_) edge->busy = edge->busy && !device_.done(*edge->idle);
+    std::vector<Posted> later;
+    for (const Posted& each : posted_) {
+      (each.edge->busy ? later : in_progress_).push_back(each);
+      each.edge->busy = true;
+    }
+    posted_ = std::move(later);
+    if (in_progress_.empty()) return false;
+    for (const auto [edge, message] : in_progress_) {
       if (message->ready != nullptr) device_.wait(*edge->stream, *message->ready);
       if (message->started != nullptr) device_.record(*message->started, *edge->stream);
     }
-    const NcclFunctions& nccl = communicators_.functions();
-    const Posted& first = posted_.front();
-    if (in_progress_ == 1) {
-      move(*first.edge, first.message->data, first.message->bytes);
-      return;
+    const auto [first, first_message] = in_progress_.front();
+    if (in_progress_.size() == 1) {
+      move(*first, first_message->data, first_message->bytes);
+      return true;
     }
-    communicators_.issue(first.edge->communicator, "ncclGroupEnd", first.edge->what, [&] {
+    const NcclFunctions& nccl = communicators_.functions();
+    communicators_.issue(first->communicator, "ncclGroupEnd", first->what, [&] {
       NcclResult result = nccl.group_start();
-      for (std::size_t i = 0; i < in_progress_ && is_good(result); ++i) {
-        result = call(*posted_[i].edge, posted_[i].message->data, posted_[i].message->bytes);
+      for (std::size_t i = 0; i < in_progress_.size() && is_good(result); ++i) {
+        const auto [edge, message] = in_progress_[i];
+        result = call(*edge, message->data, message->bytes);
       }
       const NcclResult end = nccl.group_end();
       return is_good(result) ? end : result;
     });
+    return true;
   }
   bool move(NcclEdge& edge, std::byte* data, std::int64_t bytes) {
     return communicators_.issue(edge.communicator, edge.sends ? "ncclSend" : "ncclRecv", edge.what,
@@ -197,8 +205,8 @@ class NcclDevicesOfRank final : public DeviceTransport {
   Device& device_;
   const Transport* host_;
   std::vector<std::unique_ptr<NcclLines>> lines_;
-  std::deque<Posted> posted_;
-  std::size_t in_progress_ = 0;  // of posted_: the first ones, issued together
+  std::vector<Posted> posted_;       // and not issued
+  std::vector<Posted> in_progress_;  // issued together
   std::size_t looked_ = 0;
 };
 
@@ -284,6 +292,7 @@ void NcclDevicesOfRank::make_edges(NcclLines& lines) {
       lines.edges[i] = {.sends = sender == communicators_.rank(),
                         .communicator = made,
                         .stream = device_.make_stream(StreamPriority::high),
+                        .idle = device_.make_event(),
                         .what = fmt::format("edge {} from rank {} to rank {}", i, sender, receiver)};
     }
   }
@@ -307,10 +316,10 @@ void NcclDevicesOfRank::make_groups(NcclLines& lines) {
   }
 }
 
-// Uses each edge, then each group, then the exchanges of groups once, in order: connections are made by the first use,
-// by both ends together, and no rank waits for one that waits for a later edge.
+// Uses each edge, then each kernel of each group, then the exchanges of groups once, in order: connections are made and
+// kernels are loaded by the first use, by all members together, and no rank waits for one that waits for a later edge.
 void NcclDevicesOfRank::use_once(NcclLines& lines) {
-  constexpr std::int64_t kBytes = 1024;
+  const std::int64_t kBytes = std::max(1024, communicators_.size());
   std::byte* const buffer = device_.allocate(kBytes);
   const auto stream = device_.make_stream(StreamPriority::normal);
   const auto done = device_.make_event();
@@ -330,9 +339,16 @@ void NcclDevicesOfRank::use_once(NcclLines& lines) {
   }
   for (const auto& group : lines.groups) {
     if (group == nullptr) continue;
-    group->all_reduce_sum(buffer, 1, Element::float32, *stream);
-    device_.record(*done, *stream);
-    communicators_.wait_until("the first all-reduce of a group", host_, [&] { return device_.done(*done); });
+    const auto first = [&](const char* what, const auto& use) {
+      use();
+      device_.record(*done, *stream);
+      communicators_.wait_until(fmt::format("the first {} of a group", what), host_,
+                                [&] { return device_.done(*done); });
+    };
+    auto* const number = reinterpret_cast<float*>(buffer);
+    first("sum", [&] { group->all_reduce_sum(number, 1, Element::float32, *stream); });
+    first("maximum", [&] { group->all_reduce_max(number, 1, *stream); });
+    first("gather", [&] { group->all_gather(buffer, group->size(), *stream); });
   }
   for (const std::size_t at : lines.links.exchanges) {
     NcclGroup* const group = lines.groups[at].get();

@@ -1,6 +1,5 @@
 #include "exec/transport/nccl_functions.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -14,20 +13,8 @@ namespace {
 
 constexpr std::array<const char*, 1> kNcclNames = {"libnccl.so.2"};
 constexpr int kLeastVersion = 21800;  // has ncclCommSplit and its configuration
-constexpr int kLeastDriver = 12030;   // has launch-completion events
-
-// Returns the version as cuDriverGetVersion does (13000 for CUDA 13.0), or 0 without a driver.
-int driver_version() {
-  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == nullptr) return 0;
-  auto* const get = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
-  int version = 0;
-  if (get == nullptr || get(&version) != 0) return 0;
-  return version;
-}
 
 NcclFunctions load_nccl() {
-  if (driver_version() >= kLeastDriver) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   const DynamicLibrary library("NCCL", kNcclNames, cuda_library_folders());
   NcclFunctions found{};

@@ -66,11 +66,8 @@ struct NcclFunctions {
 
 // Loads NCCL on the first call. Throws DeviceError, on every call, if NCCL 2.18 or later is not found.
 //
-// Sets NCCL_LAUNCH_ORDER_IMPLICIT=1 before loading, unless it is set or the driver is older than CUDA 12.3: kernels of
-// different communicators are then launched in the order in which the host issued them. (An older driver would make
-// each wait for the end of the previous one, and a receive that was posted early would block what its sender waits
-// for.) Also sets NCCL_RUNTIME_CONNECT=0: groups connect when they are created and not during a run, where that could
-// wait for the device, and the device for it.
+// Sets NCCL_RUNTIME_CONNECT=0: groups connect when they are created and not during a run, where that could wait for the
+// device, and the device for it.
 const NcclFunctions& nccl();
 
 }  // namespace sluice::exec
