@@ -8,8 +8,9 @@
 #include "model/to_size.h"
 
 namespace sluice::exec {
-// Runs every kind of op on every shape once, on zeros and without messages, so that no kernel is loaded, and no plan of
-// a library is built, during a run.
+// Runs every kind of op on every shape once, on zeros and without messages, and the kernels of collectives, so that no
+// kernel is loaded, and no plan of a library is built, during a run: the first launch of a kernel waits for an idle
+// device, which one that waits for another worker is not.
 void DeviceWorker::rehearse() {
   const std::vector<double> no_rates(to_size(plan_.steps_per_run()), 0.0);
   learning_rates_ = no_rates;
@@ -28,6 +29,9 @@ void DeviceWorker::rehearse() {
     if (!fresh) continue;
     const std::span<const WovenStep> woven = program_of(items_[i].index);
     woven.empty() ? issue_ops(step, i) : issue_woven(step, woven, i);
+  }
+  for (std::size_t chunk = 0; chunk < arena_plan_.gradients.size() && !items_.empty(); ++chunk) {
+    check_gradients(static_cast<int>(chunk), gradients(static_cast<int>(chunk), 0), 0, *compute_);
   }
   if (has_norm()) {
     for (std::size_t chunk = 0; chunk < arena_plan_.gradients.size(); ++chunk) {

@@ -9,6 +9,7 @@
 #include "kernels/cuda/check.h"
 #else
 #include <span>
+#include <typeinfo>
 
 #include "kernels/emulation/device.h"
 #endif
@@ -69,7 +70,7 @@ void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
     emulation::run_grid({grid.blocks_x, grid.blocks_y, grid.blocks_z}, grid.threads, grid.shared_bytes,
                         [&kernel] { kernel(); });
   };
-  emulation::launch(stream, run, std::as_bytes(std::span(&kernel, 1)));
+  emulation::launch(stream, run, std::as_bytes(std::span(&kernel, 1)), typeid(Kernel).name());
 }
 
 #endif

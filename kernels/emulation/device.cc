@@ -167,14 +167,18 @@ class EmulatedStream final : public Stream {
     if (spec_.counters != nullptr) raise_to(spec_.counters->most_pending, tasks_.size());
     changed_.notify_all();
   }
-  void launch(std::function<void()> task, std::span<const std::byte> arguments) {
+  void launch(std::function<void()> task, std::span<const std::byte> arguments, const std::string& name) {
     failure_->check();
     try {
       if (!spec_.peer_access) memories().check_access(arguments, spec_.ordinal);
     } catch (const std::exception& error) {
       fail(error);
     }
-    if (spec_.counters != nullptr) ++spec_.counters->launches;
+    if (spec_.counters != nullptr) {
+      ++spec_.counters->launches;
+      const std::lock_guard lock(spec_.counters->mutex);
+      spec_.counters->kernels.insert(name);
+    }
     put(std::move(task));
     launched();
   }
@@ -354,10 +358,10 @@ class EmulatedDevice final : public Device {
   }
 
   void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) override {
-    emulated(stream).launch([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }, {});
+    emulated(stream).launch([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }, {}, "copy");
   }
   void zero(void* memory, std::int64_t bytes, Stream& stream) override {
-    emulated(stream).launch([=] { std::memset(memory, 0, static_cast<std::size_t>(bytes)); }, {});
+    emulated(stream).launch([=] { std::memset(memory, 0, static_cast<std::size_t>(bytes)); }, {}, "zero");
   }
   void begin_range(const char*) override {}
   void end_range() override {}
@@ -369,7 +373,10 @@ class EmulatedDevice final : public Device {
         case Element::float32: throw std::logic_error("GEMMs must have 16-bit inputs");
       }
     };
-    emulated(stream).launch(run, {});
+    const GemmCall& of = product;
+    emulated(stream).launch(run, {},
+                            "GEMM of " + std::to_string(of.rows) + " x " + std::to_string(of.columns) + " x " +
+                                std::to_string(of.inner) + ", " + std::to_string(of.batch) + " times");
   }
 
  private:
@@ -397,8 +404,8 @@ std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec) { return std
 
 void put(Stream& stream, std::function<void()> task) { emulated(stream).put(std::move(task)); }
 
-void launch(Stream& stream, std::function<void()> task, std::span<const std::byte> arguments) {
-  emulated(stream).launch(std::move(task), arguments);
+void launch(Stream& stream, std::function<void()> task, std::span<const std::byte> arguments, const char* name) {
+  emulated(stream).launch(std::move(task), arguments, name);
 }
 
 void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, const std::function<void()>& body) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <span>
 #include <string>
 
@@ -22,6 +24,8 @@ struct Counters {
   std::atomic<int> most_querying{0};         // maximum of it
   std::atomic<std::size_t> most_pending{0};  // maximum number of tasks of a stream that had not ended
   std::atomic<int> reserved{0};              // multiprocessors that the latest call reserved
+  std::mutex mutex;
+  std::set<std::string> kernels;  // that were launched, and shapes of GEMMs; guarded by `mutex`
 };
 
 // A device whose kernels run on host threads, one per stream, so that streams are as independent as those of a GPU.
@@ -50,8 +54,8 @@ std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec);
 // Enqueues `task` on a stream of an emulated device. The device's next `done` or `synchronize` throws its exception as
 // DeviceError, and so does every later call that may throw.
 void put(Stream& stream, std::function<void()> task);
-// The same for a kernel, whose arguments may contain addresses.
-void launch(Stream& stream, std::function<void()> task, std::span<const std::byte> arguments);
+// The same for a kernel of that name, whose arguments may contain addresses.
+void launch(Stream& stream, std::function<void()> task, std::span<const std::byte> arguments, const char* name);
 
 // Runs the blocks of a grid sequentially; see run_block.
 void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, const std::function<void()>& body);
