@@ -2,6 +2,8 @@
 #include <cmath>
 #include <numbers>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "kernels/weights.h"
 
@@ -40,6 +42,19 @@ bool into_residual(const Parameter& parameter) {
   return parameter.name.ends_with("attention.output.weight") || parameter.name.ends_with(".down.weight");
 }
 
+// Calls `work` with ranges of rows that cover all, on all cores if there are many elements.
+template <class Work>
+void over_rows(std::int64_t rows, std::int64_t columns, const Work& work) {
+  constexpr std::int64_t kElementsPerThread = 1 << 20;
+  const std::int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const std::int64_t threads = std::clamp<std::int64_t>(rows * columns / kElementsPerThread, 1, std::min(cores, rows));
+  std::vector<std::jthread> others;
+  for (std::int64_t i = 1; i < threads; ++i) {
+    others.emplace_back([&work, first = rows * i / threads, end = rows * (i + 1) / threads] { work(first, end); });
+  }
+  work(0, rows / threads);
+}
+
 }  // namespace
 
 template <class T>
@@ -56,13 +71,15 @@ void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std
     const double deviation =
         into_residual(parameter) ? kDeviation / std::sqrt(2.0 * static_cast<double>(spec.model.layers)) : kDeviation;
     const std::uint64_t key = mixed(seed ^ hash_of(parameter.name));
-    for (std::int64_t row = 0; row < parameter.rows; ++row) {
-      for (std::int64_t column = 0; column < parameter.columns; ++column) {
-        const std::int64_t index =
-            (parameter.first_row + row) * parameter.all_columns + parameter.first_column + column;
-        block[row * parameter.columns + column] = static_cast<T>(deviation * normal(key, index));
+    over_rows(parameter.rows, parameter.columns, [&](std::int64_t first, std::int64_t end) {
+      for (std::int64_t row = first; row < end; ++row) {
+        for (std::int64_t column = 0; column < parameter.columns; ++column) {
+          const std::int64_t index =
+              (parameter.first_row + row) * parameter.all_columns + parameter.first_column + column;
+          block[row * parameter.columns + column] = static_cast<T>(deviation * normal(key, index));
+        }
       }
-    }
+    });
   }
 }
 
