@@ -59,6 +59,8 @@ class Machine:
     def __init__(self, options):
         self.device = torch.device(options.device)
         self.cuda = self.device.type == "cuda"
+        if self.cuda and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.options = options
         if self.cuda:
             torch.cuda.set_device(self.device)
