@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <new>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "exec/plan/packing.h"
@@ -289,26 +290,39 @@ void PartBench::place(const Sizes& sizes) {
   }
 }
 
+// Repeats a block of numbers, whose length divides no dimension: drawing all of them takes longer than measuring.
 void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double scale, Element element) {
+  constexpr std::int64_t kMostNumbers = 65521;
   std::minstd_rand random(static_cast<std::minstd_rand::result_type>(spec_.seed));
   const auto next = [&] { return scale * (2 * std::generate_canonical<double, 30>(random) - 1); };
-  if (device_ != nullptr) {
-    std::vector<std::byte> host(to_size(bytes));
-    if (element == Element::float32) {
-      std::generate_n(reinterpret_cast<float*>(host.data()), bytes / 4, [&] { return static_cast<float>(next()); });
-    } else {
-      std::generate_n(reinterpret_cast<std::uint16_t*>(host.data()), bytes / 2,
-                      [&] { return bits_of(static_cast<float>(next()), element); });
-    }
-    device_->copy(data, host.data(), bytes, *stream_);
-    device_->synchronize(*stream_);
-  } else if (spec_.precision == Precision::float64) {
-    auto* const to = reinterpret_cast<double*>(data);
-    std::generate_n(to, bytes / 8, next);
+  const auto block_of = [&]<class T>(T, const auto& convert) {
+    std::vector<T> numbers(to_size(std::min(bytes / static_cast<std::int64_t>(sizeof(T)), kMostNumbers)));
+    std::generate(numbers.begin(), numbers.end(), [&] { return convert(next()); });
+    const auto all = std::as_bytes(std::span(numbers));
+    return std::vector<std::byte>(all.begin(), all.end());
+  };
+  std::vector<std::byte> block;
+  if (device_ == nullptr && spec_.precision == Precision::float64) {
+    block = block_of(double{}, [](double value) { return value; });
+  } else if (device_ == nullptr || element == Element::float32) {
+    block = block_of(float{}, [](double value) { return static_cast<float>(value); });
   } else {
-    auto* const to = reinterpret_cast<float*>(data);
-    std::generate_n(to, bytes / 4, [&] { return static_cast<float>(next()); });
+    block = block_of(std::uint16_t{}, [&](double value) { return bits_of(static_cast<float>(value), element); });
   }
+  const auto copy = [&](std::byte* to, const std::byte* from, std::int64_t count) {
+    if (device_ != nullptr) {
+      device_->copy(to, from, count, *stream_);
+    } else {
+      std::memcpy(to, from, to_size(count));
+    }
+  };
+  std::int64_t filled = std::ssize(block);
+  if (filled > 0) copy(data, block.data(), filled);
+  for (std::int64_t more = 0; filled > 0 && filled < bytes; filled += more) {
+    more = std::min(filled, bytes - filled);
+    copy(data + filled, data, more);
+  }
+  if (device_ != nullptr) device_->synchronize(*stream_);
 }
 
 // On a device the initial weights are copied through the gradient buffer, as in a run.

@@ -208,13 +208,25 @@ void DeviceWorker::place_small() {
 }
 
 void DeviceWorker::initialise() {
+  device_.make_current();
   for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
     const Stage& stage = stage_of(chunk);
-    const std::int64_t elements = stage.memory().weights / plan_.element_bytes();
-    ChunkState fresh{std::vector<std::byte>(to_size(4 * elements)), std::vector<std::byte>(to_size(8 * elements))};
-    stage.initialise(fresh.weights.data(), plan_.spec().seed);
-    set_state(chunk, fresh);
+    std::vector<std::byte> drawn(to_size(4 * (stage.memory().weights / plan_.element_bytes())));
+    stage.initialise(drawn.data(), plan_.spec().seed);
+    set_weights(chunk, drawn);
+    device_.zero(optimizer_state(chunk) + std::ssize(drawn), 2 * std::ssize(drawn), *compute_);
+    device_.synchronize(*compute_);
   }
+}
+
+// Returns when the host's copy has been read.
+void DeviceWorker::set_weights(int chunk, std::span<const std::byte> given) {
+  // The gradient buffer has the same size, and is zero between runs.
+  std::byte* const staging = gradients(chunk, 0);
+  device_.copy(staging, given.data(), std::ssize(given), *compute_);
+  stage_of(chunk).set_weights(staging, weights(chunk, steps_done_), optimizer_state(chunk), *compute_);
+  device_.zero(staging, std::ssize(given), *compute_);
+  device_.synchronize(*compute_);
 }
 
 void DeviceWorker::read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) {
@@ -228,14 +240,9 @@ void DeviceWorker::read_state(int chunk, StatePart part, std::int64_t first, std
 
 void DeviceWorker::set_state(int chunk, const ChunkState& state) {
   device_.make_current();
-  const Stage& stage = stage_of(chunk);
-  const auto bytes = static_cast<std::int64_t>(state.weights.size());
-  // The gradient buffer has the same size, and is zero between runs.
-  std::byte* const staging = gradients(chunk, 0);
-  device_.copy(staging, state.weights.data(), bytes, *compute_);
-  stage.set_weights(staging, weights(chunk, steps_done_), optimizer_state(chunk), *compute_);
-  device_.copy(optimizer_state(chunk) + bytes, state.optimizer_state.data(), 2 * bytes, *compute_);
-  device_.zero(staging, bytes, *compute_);
+  set_weights(chunk, state.weights);
+  device_.copy(optimizer_state(chunk) + std::ssize(state.weights), state.optimizer_state.data(),
+               2 * std::ssize(state.weights), *compute_);
   device_.synchronize(*compute_);
 }
 

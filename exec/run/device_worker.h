@@ -113,6 +113,7 @@ class DeviceWorker final : public Worker {
   void fill_tables();
   void load_tokens();
   void rehearse();
+  void set_weights(int chunk, std::span<const std::byte> given);
   void run_items();
   void use_events();
   void call_meanwhile();
