@@ -47,7 +47,7 @@ template <class Work>
 void over_rows(std::int64_t rows, std::int64_t columns, const Work& work) {
   constexpr std::int64_t kElementsPerThread = 1 << 20;
   const std::int64_t cores = std::max(1U, std::thread::hardware_concurrency());
-  const std::int64_t threads = std::clamp<std::int64_t>(rows * columns / kElementsPerThread, 1, std::min(cores, rows));
+  const std::int64_t threads = std::max<std::int64_t>(1, std::min({rows * columns / kElementsPerThread, cores, rows}));
   std::vector<std::jthread> others;
   for (std::int64_t i = 1; i < threads; ++i) {
     others.emplace_back([&work, first = rows * i / threads, end = rows * (i + 1) / threads] { work(first, end); });
