@@ -13,7 +13,6 @@
 namespace sluice::kernels {
 
 class AttentionLibrary;
-class GemmLibrary;
 
 // Storage type of numbers on a device. GEMMs of 16-bit numbers accumulate in float32.
 enum class Element : std::uint8_t { float16, bfloat16, float32 };
@@ -133,9 +132,8 @@ class Device {
   virtual void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) = 0;
   virtual void zero(void* memory, std::int64_t bytes, Stream& stream) = 0;
   virtual void multiply(const GemmCall& gemm, Stream& stream) = 0;
-  // Return a library that computes attention, or GEMMs with epilogues, which belongs to the device, or null.
+  // Returns a library that computes attention, which belongs to the device, or null.
   virtual AttentionLibrary* attention_library() { return nullptr; }
-  virtual GemmLibrary* gemm_library() { return nullptr; }
 
   // Names work enqueued until end_range, for profilers (NVTX). `name` must outlive the range.
   virtual void begin_range(const char* name) = 0;

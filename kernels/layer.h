@@ -29,7 +29,7 @@ struct LayerActivations {
   Number* middle = nullptr;     // [n, h], input of the second norm and residual
   Real* statistics2 = nullptr;  // [n, 2]
   Number* pre = nullptr;        // [n, f] or [n, 2f], input of the activation function, of a dense layer; on a device
-                                // without bias unless GEMMs fuse it
+                                // without bias
   ExpertActivations<Backend> experts;
 
   void carve_input(Carver& carver, const RankSizes& sizes, std::int64_t rows) {
@@ -291,10 +291,8 @@ struct Layer {
     const auto& [keys, kept, inputs, out, next] = pass;
     const std::int64_t n = b.rows();
     const std::int64_t h = b.sizes.hidden;
-    if (!b.fused_gelu(inputs.up, weight(at.up), weight(at.up_bias), kept.pre, inputs.down)) {
-      b.linear.forward(inputs.up, weight(at.up), n, b.sizes.up_width, h, kept.pre);
-      b.activate(kept.pre, weight(at.up_bias), n, b.sizes.ffn, inputs.down);
-    }
+    b.linear.forward(inputs.up, weight(at.up), n, b.sizes.up_width, h, kept.pre);
+    b.activate(kept.pre, weight(at.up_bias), n, b.sizes.ffn, inputs.down);
     if (out == nullptr) return;
     b.linear.forward(inputs.down, weight(at.down), n, h, b.sizes.ffn, out);
     b.all_reduce(out, n * h);
@@ -309,12 +307,10 @@ struct Layer {
     const std::int64_t f = b.sizes.ffn;
     const std::int64_t width = b.sizes.up_width;
     add_bias_gradient(gradients.down, h, at.down_bias, weight_gradients);
-    if (!b.fused_gelu_gradient(gradients.down, weight(at.down), kept.pre, gradients.up)) {
-      // With a gate, the gradient of the activation's output goes to the right half of `up`.
-      b.linear.input_gradient(gradients.down, weight(at.down), n, h, f, gradients.up + (width - f),
-                              {.inputs_stride = width});
-      b.activate_gradient(kept.pre, weight(at.up_bias), n, f, gradients.up);
-    }
+    // With a gate, the gradient of the activation's output goes to the right half of `up`.
+    b.linear.input_gradient(gradients.down, weight(at.down), n, h, f, gradients.up + (width - f),
+                            {.inputs_stride = width});
+    b.activate_gradient(kept.pre, weight(at.up_bias), n, f, gradients.up);
     add_bias_gradient(gradients.up, width, at.up_bias, weight_gradients);
     b.linear.input_gradient(gradients.up, weight(at.up), n, width, h, scratch.hidden);
     b.all_reduce(scratch.hidden, n * h);

@@ -12,7 +12,6 @@
 #include "kernels/attention_sizes.h"
 #include "kernels/collective.h"
 #include "kernels/device.h"
-#include "kernels/gemm_library.h"
 #include "kernels/part_log.h"
 #include "model/workload/slice_shape.h"
 #include "model/workload/training.h"
@@ -37,7 +36,6 @@ struct StageSpec {
   bool recompute = false;  // full recomputation: store only the inputs of layers
   bool sliced = false;     // later slices read the keys and values, which are therefore stored even with `recompute`
   AttentionChoice attention = AttentionChoice::flash;  // on devices
-  GemmChoice gemms = GemmChoice::cublas;               // on devices
 
   int group_rank() const { return data_rank * tensor_parallel + tensor_rank; }
   int expert_rank() const { return group_rank() % expert_parallel; }
@@ -203,8 +201,7 @@ class Stage {
   // Throws InputError for a slice that ends after the last learned position.
   virtual void forward(SliceCall& call) const = 0;
   // I. Also needs gradients, output_gradients, keys_values_gradient, output_gradient unless there is a head, and
-  // input_gradient unless there is an embedding. Accumulates the gradients of norms, the embedding and biases (but see
-  // GemmChoice).
+  // input_gradient unless there is an embedding. Accumulates the gradients of norms, the embedding and biases.
   virtual void input_gradient(SliceCall& call) const = 0;
   // W. Needs gradients, scratch, to_weight_gradient, output_gradients. Accumulates the gradients of weight matrices.
   virtual void weight_gradient(SliceCall& call) const = 0;

@@ -1,6 +1,6 @@
 // One transformer layer of hidden size 4096 on one GPU, one slice at a time: the rate of its ops as a fraction of that
 // of a large bfloat16 GEMM. kernels/pytorch_layer.py measures the same rows in PyTorch. Rows whose model ends with
-// _fast use cuDNN and cublasLt; their label has the reasons if one of them does not run something.
+// _cudnn use cuDNN; their label has the reasons if one of them does not run something.
 
 #include <benchmark/benchmark.h>
 
@@ -17,7 +17,6 @@
 #include "exec/device/provider.h"
 #include "kernels/attention_library.h"
 #include "kernels/device_kernels.h"
-#include "kernels/gemm_library.h"
 #include "kernels/stage.h"
 #include "model/blocks/model.h"
 
@@ -46,29 +45,17 @@ Transformer llama(int kv_heads) {
   return model;
 }
 
-// The libraries of a layer beside cuBLAS.
-struct Libraries {
-  AttentionChoice attention = AttentionChoice::flash;
-  GemmChoice gemms = GemmChoice::cublas;
-};
-constexpr Libraries kFast = {AttentionChoice::cudnn, GemmChoice::cublaslt};
-
-bool uses_cudnn(const Libraries& libraries) { return libraries.attention == AttentionChoice::cudnn; }
-bool uses_cublaslt(const Libraries& libraries) { return libraries.gemms == GemmChoice::cublaslt; }
-
 // A layer and the last slice of one sequence, with all buffers that its ops read and write.
 class LayerSlice {
  public:
-  LayerSlice(Device& device, const Transformer& model, Libraries libraries, std::int64_t tokens, std::int64_t context)
+  LayerSlice(Device& device, const Transformer& model, AttentionChoice attention, std::int64_t tokens,
+             std::int64_t context)
       : device_(device),
         memory_(device),
         stream_(device.make_stream(StreamPriority::normal)),
-        stage_(device_kernels()->make_stage({.model = model,
-                                             .contents = {.layers = 1},
-                                             .sliced = context > 0,
-                                             .attention = libraries.attention,
-                                             .gemms = libraries.gemms},
-                                            Precision::bfloat16)),
+        stage_(device_kernels()->make_stage(
+            {.model = model, .contents = {.layers = 1}, .sliced = context > 0, .attention = attention},
+            Precision::bfloat16)),
         boundary_(tokens * model.hidden) {
     make_weights();
     const SliceShape shape{.tokens = tokens, .context = context};
@@ -213,34 +200,30 @@ struct Kept {
   std::unique_ptr<LayerSlice> slice;
   std::string wrong;
 };
-const Kept& kept_slice(Device& device, const Transformer& model, Libraries libraries, std::int64_t tokens,
+const Kept& kept_slice(Device& device, const Transformer& model, AttentionChoice attention, std::int64_t tokens,
                        std::int64_t context) {
   static Kept kept;
-  const std::string key = model.name + (uses_cudnn(libraries) ? " cudnn " : " ") +
-                          (uses_cublaslt(libraries) ? "cublaslt " : "") + std::to_string(model.kv_heads) + " " +
-                          std::to_string(tokens) + " " + std::to_string(context);
+  const std::string key = model.name + (attention == AttentionChoice::cudnn ? " cudnn " : " ") +
+                          std::to_string(model.kv_heads) + " " + std::to_string(tokens) + " " + std::to_string(context);
   if (kept.key == key) return kept;
   kept = {};  // releases its memory first
-  kept.slice = std::make_unique<LayerSlice>(device, model, libraries, tokens, context);
+  kept.slice = std::make_unique<LayerSlice>(device, model, attention, tokens, context);
   kept.wrong = kept.slice->wrong();
   kept.key = key;
   return kept;
 }
 
 // Why a library did not run what it was asked for: each reason after ", ".
-std::string notes_of(Device& device, const Libraries& libraries) {
+std::string notes_of(Device& device, AttentionChoice attention) {
   std::string text;
-  const auto add = [&text](const auto* library) {
-    if (library == nullptr) return;
-    for (const std::string& note : library->notes()) text += ", " + note;
-  };
-  if (uses_cudnn(libraries)) add(device.attention_library());
-  if (uses_cublaslt(libraries)) add(device.gemm_library());
+  const AttentionLibrary* const library = device.attention_library();
+  if (library == nullptr || attention != AttentionChoice::cudnn) return text;
+  for (const std::string& note : library->notes()) text += ", " + note;
   return text;
 }
 
 // tokens, context, op (index in kOps).
-void layer(benchmark::State& state, const Transformer& model, Libraries libraries = {}) {
+void layer(benchmark::State& state, const Transformer& model, AttentionChoice attention = AttentionChoice::flash) {
   const std::int64_t tokens = state.range(0);
   const std::int64_t context = state.range(1);
   const auto op = static_cast<Op>(state.range(2));
@@ -250,7 +233,7 @@ void layer(benchmark::State& state, const Transformer& model, Libraries librarie
     state.SkipWithError((device.name() + " does not support bfloat16 GEMMs").c_str());
     return;
   }
-  const Kept& kept = kept_slice(device, model, libraries, tokens, context);
+  const Kept& kept = kept_slice(device, model, attention, tokens, context);
   if (!kept.wrong.empty()) {
     bench::fail(state, kept.wrong);
     return;
@@ -264,7 +247,7 @@ void layer(benchmark::State& state, const Transformer& model, Libraries librarie
     times.push_back(slice.time(op));
     state.SetIterationTime(times.back());
   }
-  state.SetLabel(kOps[op] + notes_of(device, libraries));
+  state.SetLabel(kOps[op] + notes_of(device, attention));
   std::sort(times.begin(), times.end());
   const double median = times[times.size() / 2];
   const double rate = flops_of(model, tokens, context, op) / median;
@@ -285,11 +268,11 @@ void all_slices(benchmark::internal::Benchmark* rows) {
   }
 }
 BENCHMARK_CAPTURE(layer, gpt, gpt())->Apply(all_slices);
-BENCHMARK_CAPTURE(layer, gpt_fast, gpt(), kFast)->Apply(all_slices);
+BENCHMARK_CAPTURE(layer, gpt_cudnn, gpt(), AttentionChoice::cudnn)->Apply(all_slices);
 BENCHMARK_CAPTURE(layer, llama, llama(32))->Apply(all_slices);
-BENCHMARK_CAPTURE(layer, llama_fast, llama(32), kFast)->Apply(all_slices);
+BENCHMARK_CAPTURE(layer, llama_cudnn, llama(32), AttentionChoice::cudnn)->Apply(all_slices);
 BENCHMARK_CAPTURE(layer, llama_8_kv_heads, llama(8))->Apply(all_slices);
-BENCHMARK_CAPTURE(layer, llama_8_kv_heads_fast, llama(8), kFast)->Apply(all_slices);
+BENCHMARK_CAPTURE(layer, llama_8_kv_heads_cudnn, llama(8), AttentionChoice::cudnn)->Apply(all_slices);
 
 }  // namespace
 }  // namespace sluice::bench

@@ -53,11 +53,6 @@ const Cublas& cublas() {
   return table;
 }
 
-const CublasLt& cublaslt() {
-  static const CublasLt table = load_cublaslt(std::stoi(cublas().version), cuda_library_folders());
-  return table;
-}
-
 ColumnMajorGemm column_major(const GemmCall& product) {
   return {.first_operation = product.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
           .second_operation = product.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "exec/device/cublas_api.h"
-#include "exec/device/cublaslt.h"
 #include "kernels/device.h"
 
 namespace sluice::exec {
@@ -35,8 +34,6 @@ struct Cublas {
 
 // Throws DeviceError, on every call, if the library is not found.
 const Cublas& cublas();
-// The cublasLt that cuBLAS uses. Throws DeviceError, on every call, if either is not found.
-const CublasLt& cublaslt();
 
 // A GEMM as cuBLAS takes it: column-major, where a row-major matrix is its transpose. So C' = op(B)' op(A)'.
 struct ColumnMajorGemm {

@@ -2,7 +2,7 @@
 
 #include "model/namespaces.h"
 
-// The part of the cuBLAS interface that cublas.h and cublaslt_api.h need, with its own names, so that the build does
+// The part of the cuBLAS interface that cublas.h needs, with its own names, so that the build does
 // not need its headers; tests/exec/device/cublas_abi_test.cc compares it with them.
 namespace sluice::exec {
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "exec/device/cublas.h"
-#include "exec/device/cublaslt_gemms.h"
 #include "exec/device/cudnn_attention.h"
 #include "exec/device/green_contexts.h"
 #include "kernels/cuda/check.h"
@@ -80,14 +79,6 @@ class CudaDevice final : public Device {
       throw;
     }
     attention_ = make_cudnn_attention(cudnn, {name_, capability_});
-    const auto workspace = [this](Stream& stream) {
-      give_workspace_to(stream);
-      return workspace_;
-    };
-    gemms_ = make_cublaslt_gemms(cublaslt, {.name = name_,
-                                            .workspace = workspace,
-                                            .workspace_bytes = static_cast<std::size_t>(kWorkspaceBytes),
-                                            .multiprocessors = partition_ ? multiprocessors_ : 0});
   }
   ~CudaDevice() override { close(); }
   CudaDevice(const CudaDevice&) = delete;
@@ -111,7 +102,6 @@ class CudaDevice final : public Device {
   void reserve_multiprocessors(int count) override {
     const int rest = multiprocessors_ - std::min(count, multiprocessors_ / 2);
     check(cublas().set_multiprocessors(blas_, rest), "cublasSetSmCountTarget");
-    gemms_->set_multiprocessors(rest);
   }
 
   void make_current() override { use(); }
@@ -246,7 +236,6 @@ class CudaDevice final : public Device {
   }
 
   AttentionLibrary* attention_library() override { return attention_.get(); }
-  GemmLibrary* gemm_library() override { return gemms_.get(); }
 
   // Called before the stream is destroyed, while its work may still run.
   void forget(const Stream& stream) {
@@ -302,7 +291,6 @@ class CudaDevice final : public Device {
   void close() noexcept {
     cudaSetDevice(ordinal_);
     attention_.reset();
-    gemms_.reset();
     if (blas_ != nullptr) cublas().destroy(blas_);
     if (workspace_free_ != nullptr) cudaEventDestroy(workspace_free_);
     if (workspace_ != nullptr) cudaFree(workspace_);
@@ -320,7 +308,6 @@ class CudaDevice final : public Device {
   cudaEvent_t workspace_free_ = nullptr;
   const Stream* multiplies_on_ = nullptr;
   std::unique_ptr<AttentionLibrary> attention_;
-  std::unique_ptr<CublasLtGemms> gemms_;
 };
 
 CudaStream::~CudaStream() {

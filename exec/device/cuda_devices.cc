@@ -121,12 +121,6 @@ class CudaDevices final : public DeviceProvider {
     } catch (const DeviceError& error) {
       all.push_back({"cuBLAS", "", error.what()});
     }
-    try {
-      const CublasLt& found = cublaslt();
-      all.push_back({"cublasLt", found.version, found.path});
-    } catch (const DeviceError& error) {
-      all.push_back({"cublasLt", "", error.what()});
-    }
     return all;
   }
 

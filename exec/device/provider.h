@@ -43,7 +43,7 @@ struct DeviceFacts {
 
 // A library or driver that devices need or benefit from.
 struct SoftwareFacts {
-  std::string name;     // "driver", "CUDA runtime", "cuBLAS", "cublasLt", "cuDNN", "NCCL"
+  std::string name;     // "driver", "CUDA runtime", "cuBLAS", "cuDNN", "NCCL"
   std::string version;  // "13.0"; empty: not found
   std::string detail;   // where it was found, or why not
 };

@@ -88,8 +88,7 @@ std::unique_ptr<Stage> PartBench::make_stage_of(const PartBenchSpec& spec, const
                .expert_parallel = spec.expert_parallel,
                .recompute = spec.recompute,
                .sliced = sliced,
-               .attention = spec.attention,
-               .gemms = spec.gemms};
+               .attention = spec.attention};
   of.model.layers = std::max(spec.model.layers, spec.layers);
   return spec.kernels != nullptr ? spec.kernels->make_stage(of, spec.precision) : make_cpu_stage(of, spec.precision);
 }

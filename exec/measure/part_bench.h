@@ -44,7 +44,6 @@ struct PartBenchSpec {
   const DeviceKernels* kernels = nullptr;  // of a device; null: on the CPU
   bool recompute = false;
   AttentionChoice attention = AttentionChoice::flash;  // on a device
-  GemmChoice gemms = GemmChoice::cublas;               // on a device
   int sequences = 1;
   std::int64_t sequence_length = 0;
   int tensor_parallel = 1;

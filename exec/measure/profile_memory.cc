@@ -20,8 +20,7 @@ std::unique_ptr<Stage> stage_with(const ProfilingSpec& spec, const StageContents
                .tensor_parallel = spec.tensor_parallel,
                .recompute = recompute,
                .sliced = sliced,
-               .attention = spec.attention,
-               .gemms = spec.gemms};
+               .attention = spec.attention};
   of.model.layers = std::max(spec.model.layers, contents.layers);
   return spec.kernels != nullptr ? spec.kernels->make_stage(of, spec.precision) : make_cpu_stage(of, spec.precision);
 }

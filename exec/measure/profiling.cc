@@ -178,7 +178,6 @@ PartBenchSpec Profiler::Impl::bench_spec() const {
                     .kernels = spec.kernels,
                     .recompute = spec.recompute,
                     .attention = spec.attention,
-                    .gemms = spec.gemms,
                     .sequences = spec.sequences,
                     .sequence_length = spec.sequence_length,
                     .tensor_parallel = spec.tensor_parallel,

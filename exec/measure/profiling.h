@@ -25,7 +25,6 @@ struct ProfilingSpec {
   const DeviceKernels* kernels = nullptr;  // of devices; null: on the CPU
   bool recompute = false;
   AttentionChoice attention = AttentionChoice::flash;  // on devices
-  GemmChoice gemms = GemmChoice::cublas;               // on devices
   int sequences = 1;                                   // per microbatch
   std::int64_t sequence_length = 0;
   int tensor_parallel = 1;  // divides the workers

@@ -122,8 +122,7 @@ void RunPlan::make_stages() {
                            .expert_parallel = layout_.expert,
                            .recompute = spec_.recompute,
                            .sliced = schedule_.sliced(),
-                           .attention = spec_.attention,
-                           .gemms = spec_.gemms};
+                           .attention = spec_.attention};
       stages.push_back(on_devices() ? spec_.kernels->make_stage(spec, spec_.precision)
                                     : make_cpu_stage(spec, spec_.precision));
       first_layer += contents.layers;

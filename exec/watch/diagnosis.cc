@@ -14,7 +14,7 @@
 namespace sluice::exec {
 namespace {
 
-constexpr std::string_view kTitle = "sluice diagnosis 1";
+constexpr std::string_view kDiagnosisTitle = "sluice diagnosis 1";
 constexpr std::array<std::string_view, 4> kKinds = {"not finite", "stuck", "lost", "elsewhere"};  // by FailureKind
 
 std::string path_in(const std::string& folder) { return folder + "/" + kDiagnosisName; }
@@ -35,7 +35,7 @@ std::optional<RunFailure> read_diagnosis(const std::string& folder) {
   if (!file) return std::nullopt;
   const std::string whole{std::istreambuf_iterator<char>(file), {}};
   std::string_view text = whole;
-  if (take_line(text) != kTitle) return std::nullopt;
+  if (take_line(text) != kDiagnosisTitle) return std::nullopt;
   const std::string_view kind = take_line(text);
   const std::string_view rank = take_line(text);
   int world_rank = -1;
@@ -51,7 +51,7 @@ RunFailure agree_on_diagnosis(const std::string& folder, const RunFailure& failu
   // A link is made to a complete file, and only if its name is free.
   const std::string temporary = fmt::format("{}.{}", path, ::getpid());
   std::ofstream file(temporary, std::ios::binary);
-  file << kTitle << '\n'
+  file << kDiagnosisTitle << '\n'
        << kKinds[static_cast<std::size_t>(failure.kind())] << '\n'
        << failure.world_rank() << '\n'
        << failure.what();

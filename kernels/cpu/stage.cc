@@ -135,8 +135,6 @@ struct CpuBackend {
     }
   }
 
-  static bool fused_gelu(const auto&...) { return false; }
-  static bool fused_gelu_gradient(const auto&...) { return false; }
   // pre += bias, and out = the activation function of pre, times the factors of the rows.
   void activate(T* pre, const T* bias, std::int64_t count, std::int64_t width, T* out,
                 const RowFactors<T>& factors = {}) const {

@@ -31,16 +31,6 @@ struct Widen {
   }
 };
 
-struct AddVectors {
-  static constexpr int kThreads = kElementThreads;
-  VectorSum sums[std::tuple_size_v<VectorSums>];
-  SLUICE_DEVICE void operator()() const {
-    for (const VectorSum& sum : sums) {
-      for_each_element(sum.count, [&sum](std::int64_t i) { sum.into[i] += sum.from[i]; });
-    }
-  }
-};
-
 struct Maximum {
   static constexpr int kThreads = kElementThreads;
   const float* from;
@@ -114,16 +104,6 @@ void widen(Stream& stream, Element element, const void* from, std::int64_t count
   with_type(element, [&]<class T>(Type<T>) {
     launch(stream, element_grid(count), Widen<T>{static_cast<const T*>(from), count, add, into});
   });
-}
-
-void add_vectors(Stream& stream, const VectorSums& sums) {
-  AddVectors kernel{};
-  std::int64_t longest = 0;
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    kernel.sums[i] = sums[i];
-    longest = std::max(longest, sums[i].count);
-  }
-  if (longest > 0) launch(stream, element_grid(longest), kernel);
 }
 
 void maximum(Stream& stream, const float* from, std::int64_t count, float* into) {

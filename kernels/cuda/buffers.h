@@ -11,15 +11,6 @@ namespace sluice::kernels::cuda {
 void add(Stream& stream, Element element, const void* from, std::int64_t count, void* into);
 // into += from, or into = from, for 16-bit `from`.
 void widen(Stream& stream, Element element, const void* from, std::int64_t count, bool add, float* into);
-// into[i] += from[i] for `count` numbers.
-struct VectorSum {
-  const float* from = nullptr;
-  std::int64_t count = 0;
-  float* into = nullptr;
-};
-using VectorSums = std::array<VectorSum, 4>;
-// Adds several vectors with one kernel; launches nothing if all are empty.
-void add_vectors(Stream& stream, const VectorSums& sums);
 void maximum(Stream& stream, const float* from, std::int64_t count, float* into);
 void flag_not_finite(Stream& stream, Element element, const void* data, std::int64_t count, std::int32_t* flag);
 void fill_not_a_number(Stream& stream, Element element, void* data, std::int64_t count);

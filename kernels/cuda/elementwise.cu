@@ -36,7 +36,6 @@ struct Activate {
   Preactivation<T> pre;
   T* out;
   RowFactors factors;
-  T* with_bias = nullptr;  // without a gate: also receives inputs + bias unless null
 
   SLUICE_DEVICE void operator()() const {
     const std::int64_t row = block_x();
@@ -51,7 +50,6 @@ struct Activate {
         pre.load(at, width, column, ups);
         for (int i = 0; i < kChunk; ++i) numbers[i] *= sigmoid(numbers[i]) * ups[i];
       } else {
-        if (with_bias != nullptr) store_chunk(with_bias + at, column, width, pre.whole, numbers);
         for (float& number : numbers) number *= gelu_sigmoid(number);
       }
       if (factors.at != nullptr) {
@@ -379,15 +377,6 @@ void activate_gradient(Stream& stream, Element element, bool gated, const Half* 
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, row_grid(rows, width),
            ActivateGradient<T>{gated, preactivation<T>(inputs, bias, width), as<T>(gradient), factors});
-  });
-}
-
-void gelu_after_bias(Stream& stream, Element element, Half* inputs, const Half* bias, std::int64_t rows,
-                     std::int64_t width, Half* out) {
-  with_half(element, [&]<class T>(HalfType<T>) {
-    T* const with_bias = bias == nullptr ? nullptr : as<T>(inputs);
-    launch(stream, row_grid(rows, width),
-           Activate<T>{false, preactivation<T>(inputs, bias, width), as<T>(out), {}, with_bias});
   });
 }
 

@@ -46,10 +46,6 @@ void activate(Stream& stream, Element element, bool gated, const Half* inputs, c
 // inputs.
 void activate_gradient(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias,
                        std::int64_t rows, std::int64_t width, Half* gradient, const RowFactors& factors = {});
-// inputs += bias, and out = gelu(inputs) of the sum before it is rounded; bias may be null.
-void gelu_after_bias(Stream& stream, Element element, Half* inputs, const Half* bias, std::int64_t rows,
-                     std::int64_t width, Half* out);
-
 // Writes the cosines and sines of the angles of rotary embeddings after a prefix of `context` tokens, [tokens, 2,
 // head_dim / 2], computed in double precision.
 void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* angles);

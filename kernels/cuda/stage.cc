@@ -10,7 +10,6 @@
 #include "kernels/cuda/loss.h"
 #include "kernels/cuda/routing.h"
 #include "kernels/device_kernels.h"
-#include "kernels/gemm_library.h"
 #include "kernels/layered_stage.h"
 
 namespace sluice::kernels {
@@ -23,7 +22,6 @@ struct Linear {
   Element element;
   Device& device;
   Stream& stream;
-  GemmLibrary* library = nullptr;  // null: none
 
   // out [rows, outputs] = x [rows, inputs] x weights^T.
   void forward(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
@@ -52,46 +50,7 @@ struct Linear {
     device.multiply(weight_gradient_call(dout, x, rows, outputs, inputs, gradient, options), stream);
   }
 
-  // With an epilogue where the library supports it, else with kernels of our own.
-  // pre [rows, outputs] = x weights^T + bias, and out = gelu(pre) in the tanh approximation; bias may be null.
-  void forward_gelu(const Half* x, const Half* weights, const Half* bias, std::int64_t rows, std::int64_t outputs,
-                    std::int64_t inputs, Half* pre, Half* out) const {
-    if (rows == 0) return;
-    const GemmEpilogue epilogue{.kind = GemmEpilogue::Kind::gelu, .bias = bias, .preactivations = pre};
-    if (run_fused(forward_call(x, weights, rows, outputs, inputs, out, element), epilogue)) return;
-    forward(x, weights, rows, outputs, inputs, pre);
-    gelu_after_bias(stream, element, pre, bias, rows, outputs, out);
-  }
-
-  // dpre [rows, inputs] = dout [rows, outputs] x weights * gelu'(pre).
-  void input_gradient_gelu(const Half* dout, const Half* weights, const Half* pre, std::int64_t rows,
-                           std::int64_t outputs, std::int64_t inputs, Half* dpre) const {
-    if (rows == 0) return;
-    const GemmEpilogue epilogue{.kind = GemmEpilogue::Kind::gelu_gradient, .preactivations = const_cast<Half*>(pre)};
-    if (run_fused(input_gradient_call(dout, weights, rows, outputs, inputs, dpre), epilogue)) return;
-    input_gradient(dout, weights, rows, outputs, inputs, dpre);
-    activate_gradient(stream, element, false, pre, nullptr, rows, inputs, dpre);
-  }
-
-  // Also adds the sums of the columns of dout to bias_gradient [outputs], or writes them to `sums` [outputs] and
-  // returns the addition that the caller owes.
-  VectorSum weight_and_bias_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
-                                     std::int64_t inputs, float* gradient, float* bias_gradient, float* sums) const {
-    if (rows == 0) return {};
-    const GemmEpilogue epilogue{.kind = GemmEpilogue::Kind::row_sums, .sums = sums};
-    if (run_fused(weight_gradient_call(dout, x, rows, outputs, inputs, gradient), epilogue)) {
-      return {.from = sums, .count = outputs, .into = bias_gradient};
-    }
-    add_column_sums(stream, element, dout, rows, outputs, bias_gradient);
-    weight_gradient(dout, x, rows, outputs, inputs, gradient);
-    return {};
-  }
-
  private:
-  bool run_fused(const GemmCall& call, const GemmEpilogue& epilogue) const {
-    return library != nullptr && library->multiply(call, epilogue, stream);
-  }
-
   static std::int64_t stride(std::int64_t given, std::int64_t width) { return given > 0 ? given : width; }
 
   GemmCall forward_call(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs,
@@ -144,12 +103,6 @@ struct Linear {
   }
 };
 
-// Whether GemmEpilogues apply: see GemmChoice.
-bool fuses_bias_gradients(const StageSpec& spec) {
-  const Transformer& model = spec.model;
-  return spec.gemms == GemmChoice::cublaslt && (model.qkv_bias || model.projection_bias || model.mlp_bias);
-}
-
 // The backend of layers in 16 bits, which enqueues on SliceCall::stream.
 struct CudaBackend {
   using Number = Half;
@@ -166,9 +119,6 @@ struct CudaBackend {
       attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape), spec.attention));
       dot_products = carver.take<float>(rows * sizes.heads);
       if (!spec.sliced) keys_gradient = carver.take<float>(2 * values_after(rows, sizes.key_width));
-      if (fuses_bias_gradients(spec)) {
-        bias_sums = carver.take<float>(padded(sizes.qkv_width) + 2 * padded(sizes.hidden) + padded(sizes.up_width));
-      }
       if (spec.has_rotary()) angles = carver.take<float>(shape.tokens * sizes.head_dim);
       if (!spec.contents.head) return;
       auto* const all = carver.take<float>(kRowSums * rows);
@@ -178,7 +128,6 @@ struct CudaBackend {
     std::byte* attention = nullptr;
     float* dot_products = nullptr;   // [heads, n], backward
     float* keys_gradient = nullptr;  // [2, n w], backward, if not sliced; see values_after
-    float* bias_sums = nullptr;      // of the outputs of all GEMMs, one after the other, with fuses_bias_gradients
     float* angles = nullptr;         // without SliceCall::tables
     RowSums sums;
   };
@@ -196,12 +145,7 @@ struct CudaBackend {
 
   CudaBackend(Element element, const StageSpec& of_stage, const RankSizes& of_rank, const SliceCall& of_op,
               const Scratch& of_scratch)
-      : spec(of_stage),
-        sizes(of_rank),
-        call(of_op),
-        scratch(of_scratch),
-        linear{element, *call.device, *call.stream,
-               spec.gemms == GemmChoice::cublaslt ? call.device->gemm_library() : nullptr} {}
+      : spec(of_stage), sizes(of_rank), call(of_op), scratch(of_scratch), linear{element, *call.device, *call.stream} {}
 
   const StageSpec& spec;
   const RankSizes& sizes;
@@ -234,39 +178,16 @@ struct CudaBackend {
                         {.gain = gain, .rms = spec.model.rms_norm}, statistics, rows(), sizes.hidden, dx, gain_gradient,
                         bias_gradient, not_finite);
   }
-  // In I; see GemmChoice.
   void add_bias_gradient(const Half* gradient, std::int64_t width, float* into) const {
-    if (fuses_bias_gradients(spec)) return;
     add_column_sums(linear.stream, linear.element, gradient, rows(), width, into);
   }
   void weight_gradients(std::span<const MatrixGradient<CudaBackend>> matrices, float* weight_gradients) const {
-    VectorSums owed{};  // gradients of biases that are in bias_sums
-    std::size_t count = 0;
-    float* sums = scratch.bias_sums;
     for (const auto& [gradient, outputs, input, inputs, matrix, bias] : matrices) {
       if (outputs == 0) continue;
-      float* const into = weight_gradients + matrix;
-      if (bias < 0 || sums == nullptr) {
-        linear.weight_gradient(gradient, input, rows(), outputs, inputs, into);
-        continue;
-      }
-      owed.at(count++) = linear.weight_and_bias_gradient(gradient, input, rows(), outputs, inputs, into,
-                                                         weight_gradients + bias, sums);
-      sums += padded(outputs);
+      linear.weight_gradient(gradient, input, rows(), outputs, inputs, weight_gradients + matrix);
     }
-    add_vectors(linear.stream, owed);
   }
 
-  bool fused_gelu(const Half* x, const Half* weights, const Half* bias, Half* pre, Half* out) const {
-    if (!fuses_gelu()) return false;
-    linear.forward_gelu(x, weights, bias, rows(), sizes.ffn, sizes.hidden, pre, out);
-    return true;
-  }
-  bool fused_gelu_gradient(const Half* gradient, const Half* weights, const Half* pre, Half* pre_gradient) const {
-    if (!fuses_gelu()) return false;
-    linear.input_gradient_gelu(gradient, weights, pre, rows(), sizes.hidden, sizes.ffn, pre_gradient);
-    return true;
-  }
   void activate(const Half* pre, const Half* bias, std::int64_t count, std::int64_t width, Half* out,
                 const RowFactors& factors = {}) const {
     cuda::activate(linear.stream, linear.element, spec.model.gated, pre, bias, count, width, out, factors);
@@ -368,7 +289,6 @@ struct CudaBackend {
   }
 
  private:
-  bool fuses_gelu() const { return spec.gemms == GemmChoice::cublaslt && !spec.model.gated; }
   void all_reduce(void* data, std::int64_t count, Element element) const {
     if (spec.tensor_parallel > 1) call.stream_group->all_reduce_sum(data, count, element, linear.stream);
   }

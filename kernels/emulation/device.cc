@@ -18,7 +18,6 @@
 
 #include "kernels/emulation/block.h"
 #include "kernels/emulation/lanes.h"
-#include "kernels/gemm_library.h"
 #include "kernels/stage.h"
 #include "model/errors.h"
 
@@ -268,8 +267,7 @@ void multiply_all(const GemmCall& how) {
 
 class EmulatedDevice final : public Device {
  public:
-  explicit EmulatedDevice(const EmulatedDeviceSpec& spec)
-      : spec_(spec), failure_(std::make_shared<Failure>()), gemms_(spec.gemms ? spec.gemms() : nullptr) {}
+  explicit EmulatedDevice(const EmulatedDeviceSpec& spec) : spec_(spec), failure_(std::make_shared<Failure>()) {}
   ~EmulatedDevice() override {
     for (const auto& [memory, bytes] : allocated_) free_memory(memory);
   }
@@ -287,7 +285,6 @@ class EmulatedDevice final : public Device {
   }
   void make_current() override { failure_->check(); }
   AttentionLibrary* attention_library() override { return spec_.attention; }
-  GemmLibrary* gemm_library() override { return gemms_.get(); }
 
   std::byte* allocate(std::int64_t bytes) override {
     failure_->check();
@@ -395,7 +392,6 @@ class EmulatedDevice final : public Device {
   EmulatedDeviceSpec spec_;
   std::shared_ptr<Failure> failure_;
   std::map<std::byte*, std::int64_t> allocated_;
-  std::unique_ptr<GemmLibrary> gemms_;
 };
 
 }  // namespace

@@ -46,8 +46,6 @@ struct EmulatedDeviceSpec {
   // May be null; outlive the device.
   Counters* counters = nullptr;
   AttentionLibrary* attention = nullptr;
-  // Makes the gemm_library of the device; empty: none.
-  std::function<std::unique_ptr<GemmLibrary>()> gemms;
 };
 std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec);
 

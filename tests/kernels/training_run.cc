@@ -111,8 +111,7 @@ std::vector<StageSpec> TrainingCase::stage_specs(int tensor_rank) const {
                                                    .tensor_rank = tensor_rank,
                                                    .expert_parallel = expert_parallel,
                                                    .recompute = recompute,
-                                                   .sliced = slices.size() > 1,
-                                                   .gemms = gemms});
+                                                   .sliced = slices.size() > 1});
     if (head_shares_embedding) spec.contents.tied_copy = false;
     first_layer += contents.layers;
   }

@@ -44,9 +44,8 @@ struct TrainingCase {
   enum class Backward : std::uint8_t { whole, split, late, late_reversed } backward = Backward::whole;
   // whole: B. split: I, immediately followed by W. late: the W of all microbatches after all I; late_reversed: the
   // same, from the last microbatch.
-  bool in_parts = false;                  // F, and B or I, by Stage::run_part
-  GemmChoice gemms = GemmChoice::cublas;  // on devices
-  bool head_shares_embedding = false;     // with several stages and tied embeddings: no copy
+  bool in_parts = false;               // F, and B or I, by Stage::run_part
+  bool head_shares_embedding = false;  // with several stages and tied embeddings: no copy
 
   std::int64_t tokens() const;
   std::vector<Sequence> batch() const;  // a function of the shape

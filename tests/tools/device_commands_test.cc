@@ -154,17 +154,6 @@ TEST(DeviceCommands, AttentionByEveryImplementationTrainsTheSame) {
   for (std::size_t i = 0; i < others.size(); ++i) EXPECT_NEAR(others[i], by_default[i], 0.02);
 }
 
-TEST(DeviceCommands, GemmsWithAndWithoutEpiloguesTrainTheSame) {
-  const auto run = [](const std::string& choice) {
-    return losses(emulated_json("run" + kTiny + kDevices + "--steps 2" + choice));
-  };
-  const std::vector<double> by_default = run("");
-  EXPECT_EQ(run(" --gemms cublas"), by_default);
-  const std::vector<double> others = run(" --gemms cublaslt");  // the emulation has no library
-  ASSERT_EQ(others.size(), by_default.size());
-  for (std::size_t i = 0; i < others.size(); ++i) EXPECT_NEAR(others[i], by_default[i], 0.02);
-}
-
 TEST(DeviceCommands, InvalidFlagsAreReported) {
   const struct {
     std::string arguments;
@@ -177,9 +166,6 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
       {"--attention flash", "--attention: needs --backend cuda"},
       {"--backend cuda --devices green:2 --attention fast",
        "--attention: expected one of cudnn, flash, gemm, got 'fast'; did you mean 'flash'?"},
-      {"--gemms cublaslt", "--gemms: needs --backend cuda"},
-      {"--backend cuda --devices green:2 --gemms cublas-lt",
-       "--gemms: expected one of cublas, cublaslt, got 'cublas-lt'; did you mean 'cublaslt'?"},
       {"--backend cuda --devices green:2 --device-memory-margin 3mb",
        "--device-memory-margin: expected bytes with a unit, as in 512MiB, got '3mb'"},
       {"--backend cuda --devices green:2 --device-memory-margin -1B", "--device-memory-margin: expected bytes"},

@@ -156,12 +156,9 @@ TEST(Doctor, ReportsWhatIsOptional) {
   const json document = json::parse(run_sluice({"doctor", "--json"}).out);
   if (document.at("cuda").at("architectures").is_null()) GTEST_SKIP() << "SKIPPED: this build has no CUDA kernels";
   for (const json& each : document.at("cuda").at("software")) {
-    const json expected = each.at("name") == "cuDNN"      ? json("--attention cudnn")
-                          : each.at("name") == "cublasLt" ? json("--gemms cublaslt")
-                                                          : json();
+    const json expected = each.at("name") == "cuDNN" ? json("--attention cudnn") : json();
     EXPECT_EQ(each.at("optional"), expected) << each;
   }
-  EXPECT_THAT(run_sluice({"doctor"}).out, ContainsRegex("\ncublasLt .*; optional: --gemms cublaslt\n"));
 }
 
 TEST(Doctor, ReportsTheLauncherVariables) {

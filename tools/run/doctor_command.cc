@@ -105,10 +105,7 @@ SoftwareFacts cudnn_facts() {
 }
 
 // The flag that selects a library of SoftwareFacts without which everything else works; empty for the others.
-std::string optional_flag(const std::string& library) {
-  if (library == "cuDNN") return "--attention cudnn";
-  return library == "cublasLt" ? "--gemms cublaslt" : "";
-}
+std::string optional_flag(const std::string& library) { return library == "cuDNN" ? "--attention cudnn" : ""; }
 
 // Measures messages between two threads.
 CopyRate rate_between_threads() {

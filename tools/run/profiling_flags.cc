@@ -67,7 +67,6 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision, .kernels = first.spec().kernels};
   spec.recompute = first.spec().recompute;
   spec.attention = first.spec().attention;
-  spec.gemms = first.spec().gemms;
   spec.sequences = first.schedule().shapes()[0].sequences;
   spec.sequence_length = first.sequence_length();
   spec.tensor_parallel = first.layout().tensor;

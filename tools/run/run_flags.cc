@@ -255,7 +255,6 @@ void RunFlags::print_weave_note(const RunPlan& plan) const {
 RunSpec RunFlags::spec(const Scenario& scenario, const RunPlace& place) const {
   RunSpec spec{.model = scenario.model->transformer("a run"), .kernels = place.kernels()};
   spec.attention = place.attention();
-  spec.gemms = place.gemms();
   spec.precision = precision_of(values_->precision, spec.kernels != nullptr);
   spec.data_parallel = scenario.training.dp;
   spec.tensor_parallel = scenario.training.tp;

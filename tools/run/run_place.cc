@@ -17,7 +17,6 @@
 #include "exec/transport/nccl_functions.h"
 #include "kernels/attention_library.h"
 #include "kernels/device_kernels.h"
-#include "kernels/gemm_library.h"
 #include "model/errors.h"
 #include "model/scenario/automatic.h"
 #include "tools/command/messages.h"
@@ -79,13 +78,6 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
       ->group(group);
   command
       .add_option(
-          "--gemms", gemms,
-          "GEMMs on GPUs: cublas, or cublaslt, which fuses GELU and the gradients of biases with GEMMs where the "
-          "library supports it, with a note where it does not (default: cublas)")
-      ->check(CLI::IsMember({"cublas", "cublaslt"}))
-      ->group(group);
-  command
-      .add_option(
           "--devices", devices,
           "Devices of the ranks of one process: gpu[:N], whole GPUs; green:N, N partitions of one GPU; stream:N, "
           "N streams of one GPU (default: gpu)")
@@ -129,10 +121,6 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
     attention_ = flags.attention == "cudnn"  ? AttentionChoice::cudnn
                  : flags.attention == "gemm" ? AttentionChoice::gemm
                                              : AttentionChoice::flash;
-  }
-  if (!flags.gemms.empty()) {
-    if (!on_devices) throw InputError("--gemms: needs --backend cuda");
-    if (flags.gemms == "cublaslt") gemms_ = GemmChoice::cublaslt;
   }
   const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
   const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";
@@ -250,13 +238,10 @@ std::string RunPlace::broadcast(const std::string& text) const {
 }
 
 void RunPlace::print_library_notes() const {
-  const auto print = [](const char* without, const auto* library) {
-    if (library == nullptr) return;
-    for (const std::string& note : library->notes()) print_message(fmt::format("note: {}: {}", without, note));
-  };
   for (const auto& device : opened_) {
-    print("attention without cuDNN", device->attention_library());
-    print("GEMM without cublasLt", device->gemm_library());
+    if (const AttentionLibrary* const library = device->attention_library(); library != nullptr) {
+      for (const std::string& note : library->notes()) print_message("note: attention without cuDNN: " + note);
+    }
   }
 }
 

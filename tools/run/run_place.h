@@ -24,7 +24,6 @@ struct RunPlaceFlags {
   std::string bootstrap;
   std::string memory_margin;
   std::string attention;
-  std::string gemms;
 
   void add_to(CLI::App& command, const char* group);
 };
@@ -48,7 +47,6 @@ class RunPlace {
   // Null on the CPU.
   const DeviceKernels* kernels() const { return kernels_; }
   AttentionChoice attention() const { return attention_; }
-  GemmChoice gemms() const { return gemms_; }
 
   // Opens the devices and connects the processes. Must be called once, by all processes, before the functions below.
   // Throws InputError unless the number of processes, or devices, equals the number of workers, and for experts on GPUs
@@ -61,8 +59,8 @@ class RunPlace {
   WorkerDevice own_device() const;
   // Returns the text of the first process, on all processes; at most 4095 bytes.
   std::string broadcast(const std::string& text) const;
-  // Prints one line on standard error for each reason why a device of this process computed attention without cuDNN, or
-  // GEMMs without cublasLt, where the flags ask for it.
+  // Prints one line on standard error for each reason why a device of this process computed attention without cuDNN,
+  // where the flags ask for it.
   void print_library_notes() const;
   // Returns whether workers are threads that are more than the cores: they wait for each other.
   bool shares_cores(int workers) const;
@@ -78,7 +76,6 @@ class RunPlace {
   LaunchedRank launched_;
   const DeviceKernels* kernels_ = nullptr;
   AttentionChoice attention_ = AttentionChoice::flash;
-  GemmChoice gemms_ = GemmChoice::cublas;
   std::unique_ptr<Transport> mpi_;
   std::unique_ptr<FileBootstrap> bootstrap_;
   std::unique_ptr<Transport> tcp_;
