@@ -100,7 +100,7 @@ counted() { grep -cE "$1" "$2" 2>/dev/null; }
 
 # judge KIND NAME SECONDS OUT ERRORS: reports a step whose command returned 0. Fails if it has no result.
 judge() {
-  local text ok skipped fallback='note: (attention without cuDNN|GEMM without cublasLt)'
+  local text ok skipped fallback="note: attention without cuDNN"
   text=$(printf '%4d s' "$3")
   if grep -qE '^nothing (timed|compared)' "$4"; then
     nothing "$2" "$(grep -m 1 -E '^nothing (timed|compared)' "$4")"
@@ -322,14 +322,13 @@ correctness() {
   step any doctor-text 60 "$sluice" doctor
   if has gpu_test "the tests of kernels and devices"; then
     local part devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*'
-    for part in devices="$devices" flash='*Flash*-GpuCudnn*' kernels="-$devices:*Flash*:GpuCudnn*:*CublasLt*"; do
+    for part in devices="$devices" flash='*Flash*-GpuCudnn*' kernels="-$devices:*Flash*:GpuCudnn*"; do
       step tests "gpu-tests-${part%%=*}" 120 "$(program gpu_test)" --gtest_filter="${part#*=}"
     done
   fi
 
   if [ -x "$(program gpu_test)" ]; then
     gpu_step tests gpu-tests-cudnn 90 "$(program gpu_test)" --gtest_filter='GpuCudnn*'
-    gpu_step tests gpu-tests-cublaslt 90 "$(program gpu_test)" --gtest_filter='GpuCublasLt*:*CublasLtStages*'
   fi
 
   # Losses of the same model on the CPU in float32, on partitions and streams in bfloat16, and over NCCL. GEMMs of different
@@ -355,11 +354,6 @@ correctness() {
   step json attention-flash 60 "$sluice" "${run[@]}" --attention flash
   step json attention-cudnn 60 "$sluice" "${run[@]}" --attention cudnn &&
     same_losses_step attention-losses attention-cudnn attention-flash 2e-2
-  # GEMMs with and without epilogues.
-  step json gemms-cublas 60 "$sluice" "${run[@]}" --gemms cublas
-  step json gemms-cublaslt 60 "$sluice" "${run[@]}" --gemms cublaslt &&
-    same_losses_step gemms-losses gemms-cublaslt gemms-cublas 2e-2
-
   if has exec_test "the tests of NCCL's communicators"; then
     local communicators='Nccl*'
     if [ "$dry" = yes ]; then communicators='Nccl.*'; fi

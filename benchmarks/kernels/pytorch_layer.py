@@ -9,7 +9,7 @@ mask of scaled_dot_product_attention, and the fastest of them counts. Both do th
 accumulated in float32, and keys and values of the context are inputs with gradients. The times of PyTorch without
 accumulation, with bfloat16 gradients, are printed as well. Each repetition times sluice before PyTorch and the next one
 after it; each time is the median over all repetitions, measured with CUDA events. Layers of sluice are timed with its own
-attention and cuBLAS, and with cuDNN and cublasLt; the one with the faster forward and backward is judged. Exits with 1 if
+attention, and with cuDNN; the one with the faster forward and backward is judged. Exits with 1 if
 its speed of forward and backward, or of weight gradients, relative to PyTorch is below --share, or if nothing was compared;
 layers that --seconds leaves out are listed. Attention alone is only reported: layers use other kernels than flash_benchmark where
 they are faster.
@@ -39,7 +39,7 @@ MODELS = {
     "llama": {"ffn": 11008, "kv_heads": 32, "llama": True},
     "llama_8_kv_heads": {"ffn": 11008, "kv_heads": 8, "llama": True},
 }
-FAST = "_fast"  # ends the model of rows with cuDNN and cublasLt
+CUDNN = "_cudnn"  # ends the model of rows with cuDNN
 # Tokens and context, the most important first: what exceeds --seconds is not timed.
 SLICES = [(4096, 0), (1024, 0), (4096, 8192), (2048, 0)]
 # Sizes for --try, which compiles few layers.
@@ -429,16 +429,16 @@ def row_of(name, op, way, times, sluice, flops, peak):
 
 
 def compare_layer(options, clock, shape, model, device, peak, rows):
-    """Times one layer and slice, of sluice without and with cuDNN and cublasLt (FAST). Returns whether the faster of the two
+    """Times one layer and slice, of sluice without and with cuDNN. Returns whether the faster of the two
     is fast enough; without sluice it is."""
     slice_of = f"tokens:{shape.tokens}/context:{shape.context}"
-    names = [f"layer/{model}{libraries}/{slice_of}" for libraries in (("", FAST) if options.sluice_layers else ("",))]
+    names = [f"layer/{model}{libraries}/{slice_of}" for libraries in (("", CUDNN) if options.sluice_layers else ("",))]
     timed = TimedLayer(clock, shape, device)
     theirs, ours, notes = {}, {}, set()
 
     def run_sluice():
         if options.sluice_layers:
-            pattern = f"^layer/{model}({FAST})?/{slice_of}/op:[013]/"
+            pattern = f"^layer/{model}({CUDNN})?/{slice_of}/op:[013]/"
             for row, (seconds, label) in sluice_times(options.sluice_layers, pattern).items():
                 ours.setdefault(row, []).append(seconds)
                 notes.update(label.split(", ", 1)[1:])  # after the op
@@ -447,7 +447,7 @@ def compare_layer(options, clock, shape, model, device, peak, rows):
     for way, why in timed.why_not.items():
         print(f"  not {way}: {why}")
     for note in sorted(notes):
-        print(f"  {model}{FAST}: {note}")
+        print(f"  {model}{CUDNN}: {note}")
     median = {key: statistics.median(of) for key, of in theirs.items()}
     both = {way: median[FORWARD, way] + median[BACKWARD, way] for op, way in median if op == FORWARD}
     best = min(both, key=both.get)

@@ -42,7 +42,7 @@ if [ $# -ge 2 ]; then
   dry_run circle 'losses|pytorch' 'losses-beside-pytorch +ok' 'schedules-in-pytorch +ok'
 else
   dry_run correctness . 'doctor +ok' 'train-green-2-seq1f1b-losses +ok' 'train-stream-4-seq1f1b-losses +ok' \
-    'attention-losses +ok' 'gemms-losses +ok' 'nccl-tests +ok'
+    'attention-losses +ok' 'nccl-tests +ok'
   dry_run circle 'executor|validate|losses-(first|sluice)' 'validate-green-[248] +ok' 'losses-sluice +ok'
 fi
 [ "$before" = "$(written)" ] || fail "files were written into the source tree"
