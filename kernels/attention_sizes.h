@@ -7,9 +7,8 @@
 
 namespace sluice::kernels {
 
-// Which implementation computes attention on a device: cuDNN where it can, else flash attention where it can, else
-// GEMMs; `flash` and `gemm` skip those before them.
-enum class AttentionChoice : std::uint8_t { cudnn, flash, gemm };
+// Which implementation computes attention on a device: cuDNN where it can, else GEMMs; or GEMMs.
+enum class AttentionChoice : std::uint8_t { cudnn, gemm };
 
 // Sizes of causal attention of one slice's queries over the keys of its prefix and its own; heads / kv_heads query
 // heads use one key head: query head i reads key head i / (heads / kv_heads) (Ainslie et al. 2023). Scores are scaled

@@ -35,7 +35,7 @@ struct StageSpec {
   int expert_parallel = 1;
   bool recompute = false;  // full recomputation: store only the inputs of layers
   bool sliced = false;     // later slices read the keys and values, which are therefore stored even with `recompute`
-  AttentionChoice attention = AttentionChoice::flash;  // on devices
+  AttentionChoice attention = AttentionChoice::gemm;  // on devices
 
   int group_rank() const { return data_rank * tensor_parallel + tensor_rank; }
   int expert_rank() const { return group_rank() % expert_parallel; }

@@ -59,7 +59,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bundle=$work/$name
 mkdir -p "$bundle"/{bin,lib,tools,benchmarks/kernels,docs/licenses}
-for program in tools/sluice tools/sluice_emulated tests/gpu_test tests/exec_test benchmarks/{flash_benchmark,device_layer_benchmark,device_executor_benchmark}; do
+for program in tools/sluice tools/sluice_emulated tests/gpu_test tests/exec_test benchmarks/{attention_benchmark,device_layer_benchmark,device_executor_benchmark}; do
   strip -o "$bundle/bin/${program##*/}" "$build/$program"
 done
 

@@ -223,7 +223,7 @@ std::string notes_of(Device& device, AttentionChoice attention) {
 }
 
 // tokens, context, op (index in kOps).
-void layer(benchmark::State& state, const Transformer& model, AttentionChoice attention = AttentionChoice::flash) {
+void layer(benchmark::State& state, const Transformer& model, AttentionChoice attention = AttentionChoice::gemm) {
   const std::int64_t tokens = state.range(0);
   const std::int64_t context = state.range(1);
   const auto op = static_cast<Op>(state.range(2));

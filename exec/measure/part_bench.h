@@ -43,7 +43,7 @@ struct PartBenchSpec {
   Precision precision = Precision::float32;
   const DeviceKernels* kernels = nullptr;  // of a device; null: on the CPU
   bool recompute = false;
-  AttentionChoice attention = AttentionChoice::flash;  // on a device
+  AttentionChoice attention = AttentionChoice::gemm;  // on a device
   int sequences = 1;
   std::int64_t sequence_length = 0;
   int tensor_parallel = 1;

@@ -24,8 +24,8 @@ struct ProfilingSpec {
   Precision precision = Precision::float32;
   const DeviceKernels* kernels = nullptr;  // of devices; null: on the CPU
   bool recompute = false;
-  AttentionChoice attention = AttentionChoice::flash;  // on devices
-  int sequences = 1;                                   // per microbatch
+  AttentionChoice attention = AttentionChoice::gemm;  // on devices
+  int sequences = 1;                                  // per microbatch
   std::int64_t sequence_length = 0;
   int tensor_parallel = 1;  // divides the workers
   int data_parallel = 1;    // ranks that reduce gradients

@@ -51,7 +51,7 @@ struct RunSpec {
   int last_stage_layers = 0;
   bool recompute = false;            // full recomputation of all layers
   bool overlap_grad_reduce = false;  // start a stage's gradient reduction as soon as its gradients are complete
-  AttentionChoice attention = AttentionChoice::flash;  // on devices
+  AttentionChoice attention = AttentionChoice::gemm;  // on devices
   // With tensor parallelism on devices: each rank sends its shard of the tensor that all of them hold, and the
   // receivers all-gather it (Narayanan et al. 2021, 4.1).
   bool scatter_gather = true;

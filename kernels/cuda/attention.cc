@@ -4,7 +4,6 @@
 
 #include "kernels/attention_library.h"
 #include "kernels/cuda/buffers.h"
-#include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/gemm_attention.h"
 
 namespace sluice::kernels::cuda {
@@ -12,10 +11,6 @@ namespace {
 
 AttentionLibrary* library_for(AttentionChoice choice, Device& device) {
   return choice == AttentionChoice::cudnn ? device.attention_library() : nullptr;
-}
-
-bool uses_flash(AttentionChoice choice, const AttentionSizes& shape, const Device& device) {
-  return choice != AttentionChoice::gemm && flash_fits(shape, device.compute_capability());
 }
 
 std::int64_t keys_in(const AttentionSizes& shape) { return shape.context + shape.tokens; }
@@ -85,18 +80,10 @@ bool library_backward(AttentionLibrary& library, const AttentionBackward& call, 
   return true;
 }
 
-void own_forward(const AttentionForward& call, Device& device, Stream& stream) {
-  if (uses_flash(call.choice, call.shape, device)) {
-    flash_attention_forward(call, device, stream);
-  } else {
-    gemm_attention_forward(call, device, stream);
-  }
-}
-
 }  // namespace
 
 std::int64_t attention_scratch_bytes(const AttentionSizes& shape, AttentionChoice choice) {
-  const std::int64_t own = std::max(gemm_attention_scratch_bytes(shape), flash_scratch_bytes(shape));
+  const std::int64_t own = gemm_attention_scratch_bytes(shape);
   if (choice != AttentionChoice::cudnn) return own;
   return std::max(own, gradients_bytes(shape) + library_workspace_bytes(shape));
 }
@@ -114,36 +101,33 @@ void attention_forward(const AttentionForward& call, Device& device, Stream& str
                                              stream)) {
     return;
   }
-  own_forward(call, device, stream);
+  gemm_attention_forward(call, device, stream);
 }
 
-void attention_backward(const AttentionBackward& call, Device& device, Stream& stream) {
+bool attention_backward(const AttentionBackward& call, Device& device, Stream& stream) {
   if (AttentionLibrary* const library = library_for(call.choice, device); library != nullptr) {
-    if (library_backward(*library, call, stream)) return;
+    if (library_backward(*library, call, stream)) return call.key_rows_gradient != nullptr;
     // The library has, or may have, written the log sums of several sequences in another order.
     if (call.shape.sequences > 1 && library->has_run(call.shape)) {
-      own_forward({.choice = call.choice,
-                   .shape = call.shape,
-                   .element = call.element,
-                   .queries = call.queries,
-                   .keys = call.keys,
-                   .out = call.out,
-                   .log_sums = call.log_sums,
-                   .scratch = call.scratch},
-                  device, stream);
+      gemm_attention_forward({.choice = call.choice,
+                              .shape = call.shape,
+                              .element = call.element,
+                              .queries = call.queries,
+                              .keys = call.keys,
+                              .out = call.out,
+                              .log_sums = call.log_sums,
+                              .scratch = call.scratch},
+                             device, stream);
     }
   }
   row_dot_products(call.shape, call.element, call.out, call.out_gradient, call.dot_products, stream);
-  if (uses_flash(call.choice, call.shape, device)) {
-    flash_attention_backward(call, device, stream);
-  } else {
-    if (!call.accumulate) {
-      // Its GEMMs accumulate.
-      const std::int64_t elements = 2 * values_after(call.shape.rows(), call.shape.key_width());
-      device.zero(call.keys.keys_gradient, elements * std::int64_t{sizeof(float)}, stream);
-    }
-    gemm_attention_backward(call, device, stream);
+  if (!call.accumulate) {
+    // Its GEMMs accumulate.
+    const std::int64_t elements = 2 * values_after(call.shape.rows(), call.shape.key_width());
+    device.zero(call.keys.keys_gradient, elements * std::int64_t{sizeof(float)}, stream);
   }
+  gemm_attention_backward(call, device, stream);
+  return false;
 }
 
 }  // namespace sluice::kernels::cuda

@@ -19,7 +19,7 @@ struct KeyRows {
 
 // Arguments of the forward pass. Pointers are aligned to at least 32 bytes. Element::float16 or bfloat16.
 struct AttentionForward {
-  AttentionChoice choice = AttentionChoice::flash;
+  AttentionChoice choice = AttentionChoice::gemm;
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;  // [rows, query_width], dense
@@ -33,21 +33,21 @@ struct AttentionForward {
 
 // Arguments of the backward pass.
 struct AttentionBackward {
-  AttentionChoice choice = AttentionChoice::flash;
+  AttentionChoice choice = AttentionChoice::gemm;
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;
-  KeyRows keys;            // with float32 gradients, unless there is key_rows_gradient
+  KeyRows keys;            // with float32 gradients
   bool accumulate = true;  // add to the gradients of keys and values; false, which requires that the slice has all
                            // tokens: write them, whatever they were before
-  // If not null, which requires flash_fits and a slice that has all tokens: gradients of keys and values are written
-  // here in 16 bits, in rows like those of queries_gradient, the values after the keys.
+  // If not null, which requires a slice that has all tokens: a library writes gradients of keys and values here in 16
+  // bits, in rows like those of queries_gradient, the values after the keys.
   void* key_rows_gradient = nullptr;
   void* out = nullptr;                 // of the forward pass, which may have to run again
   float* log_sums = nullptr;           // likewise
   const void* out_gradient = nullptr;  // [rows, query_width], dense
-  // [heads, rows]: sum over head_dim of out x out_gradient; scratch of attention_backward, computed by row_dot_products
-  // for the kernels.
+  // [heads, rows]: sum over head_dim of out x out_gradient; scratch of attention_backward, computed by
+  // row_dot_products.
   float* dot_products = nullptr;
   void* queries_gradient = nullptr;  // 16-bit, written; rows are queries_gradient_stride elements apart
   std::int64_t queries_gradient_stride = 0;
@@ -57,12 +57,12 @@ struct AttentionBackward {
 // Returns the scratch size of either call, in bytes, for all implementations that `choice` may use.
 std::int64_t attention_scratch_bytes(const AttentionSizes& shape, AttentionChoice choice);
 
-// Run the library of the device (kernels/attention_library.h) if the library can, else a fused
-// kernel if it supports the device and the shape (flash_attention.h), else GEMMs (gemm_attention.h).
+// Run the library of the device (kernels/attention_library.h) if the library can, else GEMMs (gemm_attention.h).
+// attention_backward returns whether gradients of keys and values are in AttentionBackward::key_rows_gradient.
 void attention_forward(const AttentionForward& call, Device& device, Stream& stream);
-void attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
+bool attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 
-// Computes AttentionBackward::dot_products, which flash_attention_backward and gemm_attention_backward read.
+// Computes AttentionBackward::dot_products, which gemm_attention_backward reads.
 void row_dot_products(const AttentionSizes& shape, Element element, const void* out, const void* out_gradient,
                       float* dot_products, Stream& stream);
 

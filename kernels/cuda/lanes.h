@@ -12,25 +12,16 @@
 //
 //   float16, bfloat16                     16-bit types; to_float(x), from_float<T>(x) (rounds to nearest even)
 //   block_x(), block_y(), block_z(), blocks_x(), blocks_y(), thread(), threads(), lane(), warp()
-//   reread_thread()                       thread(); what follows from it is computed where it is used, and is not kept
-//                                         in registers from before
 //   sync_block(), sync_warp()
 //   shuffle(value, from_lane), shuffle_xor(value, mask)    all 32 lanes of a warp; 4-byte values
 //   shared_memory()                       of the block, 128-byte aligned, uninitialized
 //   atomic_add(float*, float), atomic_or(std::int32_t*, std::int32_t)
-//   atomic_add_4(float*, float[4])        one instruction on sm_90 and later (has_wide_atomics()), else four; 16-byte
-//   aligned exponential(x), exponential2(x), logarithm(x), inverse_root(x), hyperbolic_tangent(x), error_function(x),
+//   atomic_add_4(float*, float[4])        one instruction on sm_90 and later, else four; 16-byte aligned
+//   exponential(x), logarithm(x), inverse_root(x)
 //   larger(x, y)                          maximum
 //   reciprocal(x)                         error of up to one unit in the last place; 0 for x >= 2^126
 //   SLUICE_UNROLL                         unrolls the next loop, so that arrays that it indexes stay in registers
 //   load_vector<T, N>(p), store_vector(p, v)               N elements, p aligned to their size
-//   Only on sm_80 and later (kHasMatrixUnits):
-//   copy_async_16(shared, global, valid)  copies 16 bytes, or zeros if not valid; then copy_async_commit(),
-//                                         copy_async_wait<N>() (waits for all but the N latest groups of this thread)
-//   load_matrices<Transposed>(r, row)     ldmatrix.x4: lane i gives the address of row i % 8 of matrix i / 8; r[m]
-//                                         receives the lane's part of matrix m
-//   multiply_add<T>(d, a, b)              mma.m16n8k16, row.col, float32 accumulators (PTX ISA, 9.7.14)
-//   pack<T>(low, high)                    two numbers in 32 bits
 
 #ifdef __CUDACC__
 #include "kernels/cuda/gpu_lanes.h"

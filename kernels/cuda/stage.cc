@@ -6,7 +6,6 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/buffers.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/loss.h"
 #include "kernels/cuda/routing.h"
 #include "kernels/device_kernels.h"
@@ -217,26 +216,24 @@ struct CudaBackend {
   }
   void attention_gradient(const LayerKeys<CudaBackend>& keys, const Half* queries, Half* out, float* log_sums,
                           const Half* out_gradient, Half* qkv_gradient) const {
-    const AttentionSizes shape = attention_sizes(sizes, call.shape);
-    // Without slices, flash attention and libraries write all gradients to the fused rows.
-    const bool in_rows = !spec.sliced && spec.attention != AttentionChoice::gemm &&
-                         flash_fits(shape, linear.device.compute_capability());
     float* const keys_gradient = spec.sliced ? keys.keys_gradient : scratch.keys_gradient;
-    attention_backward({.choice = spec.attention,
-                        .shape = shape,
-                        .element = linear.element,
-                        .queries = queries,
-                        .keys = {.tokens = keys.tokens, .keys = keys.keys, .keys_gradient = keys_gradient},
-                        .accumulate = spec.sliced,
-                        .key_rows_gradient = in_rows ? qkv_gradient + sizes.query_width : nullptr,
-                        .out = out,
-                        .log_sums = log_sums,
-                        .out_gradient = out_gradient,
-                        .dot_products = scratch.dot_products,
-                        .queries_gradient = qkv_gradient,
-                        .queries_gradient_stride = sizes.qkv_width,
-                        .scratch = scratch.attention},
-                       linear.device, linear.stream);
+    // Without slices, libraries write all gradients to the fused rows.
+    const bool in_rows =
+        attention_backward({.choice = spec.attention,
+                            .shape = attention_sizes(sizes, call.shape),
+                            .element = linear.element,
+                            .queries = queries,
+                            .keys = {.tokens = keys.tokens, .keys = keys.keys, .keys_gradient = keys_gradient},
+                            .accumulate = spec.sliced,
+                            .key_rows_gradient = spec.sliced ? nullptr : qkv_gradient + sizes.query_width,
+                            .out = out,
+                            .log_sums = log_sums,
+                            .out_gradient = out_gradient,
+                            .dot_products = scratch.dot_products,
+                            .queries_gradient = qkv_gradient,
+                            .queries_gradient_stride = sizes.qkv_width,
+                            .scratch = scratch.attention},
+                           linear.device, linear.stream);
     const std::int64_t values_at = values_after(call.shape.sequences * keys.tokens, sizes.key_width);
     merge_qkv_gradients(linear.stream, linear.element, qkv_shape(keys), in_rows ? nullptr : keys_gradient,
                         in_rows ? nullptr : keys_gradient + values_at, qkv_gradient);

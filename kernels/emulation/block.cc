@@ -27,12 +27,6 @@ constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = std::size_t{64} * 1024;
 constexpr std::align_val_t kSharedAlignment{128};
 
-struct Copy {
-  void* to;
-  const void* from;  // null: zeros
-  std::size_t bytes;
-};
-
 enum class At : std::uint8_t { work, block, warp, end };
 
 // Where a host returns to: the code that chooses which thread of a block runs.
@@ -52,8 +46,6 @@ struct Thread {
   Host* host = nullptr;  // from its start to its end
   At at = At::work;
   int exchanges = 0;  // over the warp, up to now
-  std::vector<Copy> open_group;
-  std::vector<std::vector<Copy>> groups;
 };
 
 struct Block {
@@ -74,7 +66,6 @@ struct Abandoned {};
 
 thread_local Block* current = nullptr;  // null: hosts must end
 thread_local ExecutionOrder order;
-thread_local int capability = 80;
 thread_local std::minstd_rand random_numbers;
 std::atomic<std::int64_t> grids{0};
 std::atomic<std::int64_t> accessed_bytes{0};
@@ -241,14 +232,6 @@ void advance(Block& block, int warp) {
   release_warp(block, warp);
 }
 
-void do_copy(const Copy& copy) {
-  if (copy.from == nullptr) {
-    std::memset(copy.to, 0, copy.bytes);
-  } else {
-    std::memcpy(copy.to, copy.from, copy.bytes);
-  }
-}
-
 struct SharedMemory {
   explicit SharedMemory(std::size_t bytes)
       : data(static_cast<unsigned char*>(::operator new(bytes, kSharedAlignment))) {
@@ -262,9 +245,8 @@ struct SharedMemory {
 
 }  // namespace
 
-void set_execution_order(const ExecutionOrder& of_blocks, int compute_capability) {
+void set_execution_order(const ExecutionOrder& of_blocks) {
   order = of_blocks;
-  capability = compute_capability;
   random_numbers.seed(of_blocks.seed);
 }
 
@@ -312,7 +294,6 @@ void count_access(const void* address, std::size_t bytes) {
   if (!in_shared) current->accessed_bytes += static_cast<std::int64_t>(bytes);
 }
 
-int compute_capability() { return capability; }
 const BlockPlace& place() { return *current->place; }
 int thread_index() { return current->running; }
 unsigned char* shared_memory() { return current->shared; }
@@ -326,27 +307,6 @@ const Slot* gather_over_warp(const Slot& mine) {
   slots[index] = mine;
   wait(At::warp);
   return slots.data() + index / kWarpLanes * kWarpLanes;
-}
-
-void copy_later(void* to, const void* from, std::size_t bytes) {
-  const Copy copy{to, from, bytes};
-  const bool immediate = order.copies == ExecutionOrder::Copies::immediate ||
-                         (order.copies == ExecutionOrder::Copies::random && any_number() % 2 == 0);
-  if (immediate) return do_copy(copy);
-  current->threads[static_cast<std::size_t>(current->running)].open_group.push_back(copy);
-}
-void end_copy_group() {
-  Thread& thread = current->threads[static_cast<std::size_t>(current->running)];
-  thread.groups.push_back(std::exchange(thread.open_group, {}));
-}
-void finish_copies(std::size_t all_but) {
-  Thread& thread = current->threads[static_cast<std::size_t>(current->running)];
-  if (thread.groups.size() <= all_but) return;
-  const auto end = thread.groups.end() - static_cast<std::ptrdiff_t>(all_but);
-  for (auto group = thread.groups.begin(); group != end; ++group) {
-    for (const Copy& copy : *group) do_copy(copy);
-  }
-  thread.groups.erase(thread.groups.begin(), end);
 }
 
 }  // namespace sluice::kernels::emulation

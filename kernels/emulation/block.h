@@ -17,8 +17,8 @@ struct BlockPlace {
   int shared_bytes = 0;
 };
 
-// The order in which runnable warps run, and the time at which asynchronous copies complete. A GPU may use any order: a
-// kernel with equal results in all of these is unlikely to lack a barrier.
+// The order in which runnable warps run. A GPU may use any order: a kernel with equal results in all of these is
+// unlikely to lack a barrier.
 struct ExecutionOrder {
   enum class Warps : std::uint8_t {
     round_robin,  // each up to its next wait
@@ -26,17 +26,11 @@ struct ExecutionOrder {
     last_ahead,   // the same from the last warp, and from each warp's last lane
     random,
   };
-  enum class Copies : std::uint8_t {
-    at_wait,    // as late as possible: detects reads before the wait
-    immediate,  // as early as possible: detects reads of the previous contents
-    random,
-  };
   Warps warps = Warps::round_robin;
-  Copies copies = Copies::at_wait;
   std::uint32_t seed = 1;
 };
-// Sets the order, and the compute capability, of all blocks that the calling thread runs from now on.
-void set_execution_order(const ExecutionOrder& order, int compute_capability = 80);
+// Sets the order of all blocks that the calling thread runs from now on.
+void set_execution_order(const ExecutionOrder& order);
 
 // Runs a block: `body` once per thread, as fibers of the calling thread that are switched at barriers of the block or
 // of a warp. Shared memory is initialized with bytes 0xff, which are NaNs. Throws std::logic_error if threads wait at a
@@ -44,7 +38,6 @@ void set_execution_order(const ExecutionOrder& order, int compute_capability = 8
 void run_block(const BlockPlace& place, const std::function<void()>& body);
 
 // State of the calling thread.
-int compute_capability();
 const BlockPlace& place();
 int thread_index();
 unsigned char* shared_memory();
@@ -56,8 +49,8 @@ using Slot = std::array<std::byte, kSlotBytes>;
 // Exchanges one slot per lane over the warp: returns the slots of all 32 lanes, valid until the next call.
 const Slot* gather_over_warp(const Slot& mine);
 
-// What all kernels of the process have done: number of grids, and the bytes of their vector accesses and asynchronous
-// copies outside of shared memory. Caches are not emulated: bytes that are read twice count twice.
+// What all kernels of the process have done: number of grids, and the bytes of their vector accesses outside of shared
+// memory. Caches are not emulated: bytes that are read twice count twice.
 struct KernelWork {
   std::int64_t grids = 0;
   std::int64_t bytes = 0;
@@ -65,10 +58,5 @@ struct KernelWork {
 KernelWork kernel_work();
 // Counts an access of the calling thread.
 void count_access(const void* address, std::size_t bytes);
-
-// Asynchronous copies of the calling thread; see ExecutionOrder::Copies.
-void copy_later(void* to, const void* from, std::size_t bytes);
-void end_copy_group();
-void finish_copies(std::size_t all_but);
 
 }  // namespace sluice::kernels::emulation

@@ -146,7 +146,7 @@ class EmulatedStream final : public Stream {
  public:
   EmulatedStream(std::shared_ptr<Failure> failure, const EmulatedDeviceSpec& spec)
       : failure_(std::move(failure)), spec_(spec), thread_([this] {
-          set_execution_order(spec_.order, spec_.compute_capability);
+          set_execution_order(spec_.order);
           serve();
         }) {}
   ~EmulatedStream() override {

@@ -93,7 +93,7 @@ TEST_P(DeviceStages, GradientsEqualCpuWithWholeChunks) {
   }
 }
 
-// Heads of 64, which flash attention supports on devices with tensor cores.
+// Heads of 64.
 TEST_P(DeviceStages, GradientsEqualCpuWithHeadsOf64) {
   for (Trained of : both_models([](Transformer& model) {
          model.layers = 1;

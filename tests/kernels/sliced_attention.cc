@@ -12,7 +12,6 @@
 
 #include "kernels/attention_library.h"
 #include "kernels/cuda/attention.h"
-#include "kernels/cuda/flash_attention.h"
 #include "tests/support/test_device.h"
 
 namespace sluice::test {
@@ -123,7 +122,7 @@ class OnDevice {
     std::vector<Kept> kept(of_.slices.size());
     for (std::size_t i = of_.first_run; i < of_.slices.size(); ++i) kept[i] = forward(i, results);
     for (std::size_t i = of_.slices.size(); i-- > of_.first_run;) backward(i, kept[i], gradients);
-    if (!of_.in_rows) read_gradients(gradients);
+    if (!in_rows_) read_gradients(gradients);
     for (const auto& memory : memory_) EXPECT_TRUE(memory->intact());
   }
 
@@ -198,7 +197,6 @@ class OnDevice {
 
   Kept forward(std::size_t slice, AttentionNumbers& results) {
     const AttentionSizes of = shape(slice);
-    EXPECT_TRUE(of_.choice != AttentionChoice::flash || cuda::flash_fits(of, device_.compute_capability()));
     const DeviceMemory& queries = put(of_.element, slice_rows(slice, inputs_.queries));
     const DeviceMemory& out = room(of.rows() * of.query_width() * 2);
     const DeviceMemory& log_sums = room(of.rows() * of.heads * 4);
@@ -215,7 +213,7 @@ class OnDevice {
     put_rows(slice, as_numbers(of_.element, out.read()), results.out);
     const std::vector<double> sums = as_numbers(Element::float32, log_sums.read());
     const AttentionLibrary* const library = device_.attention_library();
-    const bool by_sequence = of_.choice != AttentionChoice::flash && library != nullptr && library->has_run(of);
+    const bool by_sequence = of_.choice == AttentionChoice::cudnn && library != nullptr && library->has_run(of);
     const std::int64_t tokens = by_sequence ? of.tokens : of.rows();
     for_each_row(slice, [&](int sequence, int token, std::size_t row) {
       const std::int64_t before = by_sequence ? std::int64_t{sequence} * of.heads * of.tokens : 0;
@@ -228,10 +226,7 @@ class OnDevice {
     return {&queries, &out, &log_sums};
   }
 
-  const DeviceMemory& scratch(const AttentionSizes& of) {
-    return room(of_.choice == AttentionChoice::flash ? cuda::flash_scratch_bytes(of)
-                                                     : cuda::attention_scratch_bytes(of, of_.choice));
-  }
+  const DeviceMemory& scratch(const AttentionSizes& of) { return room(cuda::attention_scratch_bytes(of, of_.choice)); }
 
   void backward(std::size_t slice, const Kept& kept, AttentionNumbers& gradients) {
     const AttentionSizes of = shape(slice);
@@ -241,7 +236,7 @@ class OnDevice {
     const std::vector<double> untouched(static_cast<std::size_t>(of.rows() * stride), kUntouched);
     const DeviceMemory& queries_gradient = put(of_.element, untouched);
     const DeviceMemory& dot_products = room(of.rows() * of.heads * 4);
-    cuda::attention_backward(
+    in_rows_ = cuda::attention_backward(
         {.choice = of_.choice,
          .shape = of,
          .element = of_.element,
@@ -264,7 +259,7 @@ class OnDevice {
       const auto first = there.begin() + static_cast<std::ptrdiff_t>(row) * stride;
       const auto behind = first + gradients.queries.width;
       std::copy(first, behind, gradients.queries.row(sequence, token));
-      if (of_.in_rows) {
+      if (in_rows_) {
         const auto values = behind + gradients.keys.width;
         std::copy(behind, values, gradients.keys.row(sequence, token));
         std::copy(values, values + gradients.values.width, gradients.values.row(sequence, token));
@@ -291,6 +286,7 @@ class OnDevice {
   DeviceMemory* keys_ = nullptr;
   DeviceMemory* gradients_ = nullptr;
   std::vector<double> gradients_before_;
+  bool in_rows_ = false;  // gradients of keys and values are in rows
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ struct AttentionCase {
   double magnitude = 1;       // of queries
   bool accumulate = true;     // into the gradients of keys and values
   bool in_rows = false;       // gradients of keys and values in rows with those of queries; one slice
-  AttentionChoice choice = AttentionChoice::flash;
+  AttentionChoice choice = AttentionChoice::gemm;
 
   int tokens() const { return first_token(slices.size()); }
   int first_token(std::size_t slice) const;

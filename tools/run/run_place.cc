@@ -41,12 +41,12 @@ std::string processor() {
 
 // The fastest kind that this machine has. Emulated devices have no library.
 AttentionChoice default_attention() {
-  if (device_provider()->name() != "cuda") return AttentionChoice::flash;
+  if (device_provider()->name() != "cuda") return AttentionChoice::gemm;
   try {
     cudnn();
     return AttentionChoice::cudnn;
   } catch (const DeviceError&) {
-    return AttentionChoice::flash;
+    return AttentionChoice::gemm;
   }
 }
 
@@ -71,10 +71,9 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
   command
       .add_option(
           "--attention", attention,
-          "Attention on GPUs: cudnn (cuDNN 9.10.2 or later), flash (Sluice's fused kernel), gemm (matrix "
-          "multiplications); each falls back to the next where it does not apply, with a note after cudnn (default: "
-          "cudnn where it is found, else flash)")
-      ->check(CLI::IsMember({"cudnn", "flash", "gemm"}))
+          "Attention on GPUs: cudnn (cuDNN 9.10.2 or later), or gemm (matrix multiplications), which also computes, "
+          "with a note, what cuDNN cannot (default: cudnn where it is found, else gemm)")
+      ->check(CLI::IsMember({"cudnn", "gemm"}))
       ->group(group);
   command
       .add_option(
@@ -118,9 +117,7 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
   }
   if (!flags.attention.empty()) {
     if (!on_devices) throw InputError("--attention: needs --backend cuda");
-    attention_ = flags.attention == "cudnn"  ? AttentionChoice::cudnn
-                 : flags.attention == "gemm" ? AttentionChoice::gemm
-                                             : AttentionChoice::flash;
+    attention_ = flags.attention == "cudnn" ? AttentionChoice::cudnn : AttentionChoice::gemm;
   }
   const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
   const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";

@@ -75,7 +75,7 @@ class RunPlace {
   std::string bootstrap_file_;
   LaunchedRank launched_;
   const DeviceKernels* kernels_ = nullptr;
-  AttentionChoice attention_ = AttentionChoice::flash;
+  AttentionChoice attention_ = AttentionChoice::gemm;
   std::unique_ptr<Transport> mpi_;
   std::unique_ptr<FileBootstrap> bootstrap_;
   std::unique_ptr<Transport> tcp_;

@@ -59,8 +59,8 @@ TEST_F(GpuCudnn, HeadsOf256OnHopper) {
   expect_library_equals_naive({.head_dim = 256, .heads = 2, .slices = {128, 128}}, *device_);
 }
 
-// As layers call it, and beside our own kernel: the differences are those of rounding to 16 bits.
-TEST_F(GpuCudnn, AgreesWithFlashAttention) {
+// As layers call it, and beside our own kernels: the differences are those of rounding to 16 bits.
+TEST_F(GpuCudnn, AgreesWithAttentionByGemms) {
   for (const bool in_rows : {false, true}) {
     AttentionCase of{.head_dim = 128, .heads = 8, .kv_heads = 2, .sequences = 2, .slices = {1024}, .in_rows = in_rows};
     const AttentionNumbers inputs = attention_inputs(of);

@@ -1,5 +1,5 @@
-// Attention by cuDNN of a slice after a prefix on one GPU: its rate as a fraction of that of a large bfloat16 GEMM, as
-// in flash_benchmark.cc, with which its results are compared first.
+// Attention by cuDNN of a slice after a prefix on one GPU: its rate as a fraction of that of a large bfloat16 GEMM.
+// Its results are first compared with those of attention by GEMMs.
 
 #include <benchmark/benchmark.h>
 
@@ -13,7 +13,7 @@
 #include "benchmarks/kernels/gpu_main.h"
 #include "benchmarks/kernels/one_gpu.h"
 #include "kernels/attention_library.h"
-#include "kernels/cuda/flash_attention.h"
+#include "kernels/cuda/gemm_attention.h"
 
 namespace sluice::bench {
 namespace {
@@ -71,7 +71,7 @@ class OneSlice {
     return bench::seconds(device_, *stream_, [&] { run(backward); });
   }
 
-  // Relative error of the output, or of the gradient of queries, against flash attention.
+  // Relative error of the output, or of the gradient of queries, against attention by GEMMs.
   double error(bool backward) {
     const AttentionSizes& of = problem_.sizes;
     const std::int64_t elements = of.rows() * of.query_width();
@@ -85,22 +85,24 @@ class OneSlice {
                              .keys_gradient = reinterpret_cast<float*>(memory_.room(8 * values_at))};
     std::byte* const out = memory_.room(2 * elements);
     auto* const sums = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads));
-    cuda::flash_attention_forward(
-        {.shape = of, .queries = forward_.queries, .keys = keys, .out = out, .log_sums = sums}, device_, *stream_);
+    std::byte* const scratch = memory_.room(cuda::gemm_attention_scratch_bytes(of));
+    cuda::gemm_attention_forward(
+        {.shape = of, .queries = forward_.queries, .keys = keys, .out = out, .log_sums = sums, .scratch = scratch},
+        device_, *stream_);
     std::byte* const gradient = memory_.room(2 * elements);
     if (backward) {
       auto* const products = reinterpret_cast<float*>(memory_.room(4 * of.rows() * of.heads));
       cuda::row_dot_products(of, Element::bfloat16, out, backward_.out_gradient, products, *stream_);
-      cuda::flash_attention_backward({.shape = of,
-                                      .queries = forward_.queries,
-                                      .keys = keys,
-                                      .log_sums = sums,
-                                      .out_gradient = backward_.out_gradient,
-                                      .dot_products = products,
-                                      .queries_gradient = gradient,
-                                      .queries_gradient_stride = of.query_width(),
-                                      .scratch = memory_.room(cuda::flash_scratch_bytes(of))},
-                                     device_, *stream_);
+      cuda::gemm_attention_backward({.shape = of,
+                                     .queries = forward_.queries,
+                                     .keys = keys,
+                                     .log_sums = sums,
+                                     .out_gradient = backward_.out_gradient,
+                                     .dot_products = products,
+                                     .queries_gradient = gradient,
+                                     .queries_gradient_stride = of.query_width(),
+                                     .scratch = scratch},
+                                    device_, *stream_);
     }
     device_.synchronize(*stream_);
     const void* const theirs = backward ? backward_.queries_gradient : forward_.out;
@@ -108,7 +110,7 @@ class OneSlice {
                                  memory_.read(backward ? gradient : out, elements, Element::bfloat16));
   }
 
-  // As in flash_benchmark.cc.
+  // Of the executed causal part.
   double flops(bool backward) const {
     const auto tokens = static_cast<double>(problem_.sizes.tokens);
     const double pairs = tokens * static_cast<double>(problem_.sizes.context) + tokens * (tokens + 1) / 2;
@@ -125,7 +127,7 @@ class OneSlice {
 };
 
 // tokens, context, key heads, backward (0 or 1).
-void cudnn(benchmark::State& state) {
+void attention(benchmark::State& state) {
   const bool backward = state.range(3) != 0;
   Device& device = *bench::gpu().device;
   OneSlice slice(device, state.range(0), state.range(1), state.range(2));
@@ -136,7 +138,7 @@ void cudnn(benchmark::State& state) {
   }
   const double error = slice.error(backward);
   if (!(error < 1e-2)) {
-    bench::fail(state, "cuDNN is " + std::to_string(error) + " (relative error) from flash attention");
+    bench::fail(state, "cuDNN is " + std::to_string(error) + " (relative error) from attention by GEMMs");
     return;
   }
   for (int i = 0; i < 3; ++i) slice.time(backward);
@@ -154,7 +156,7 @@ void cudnn(benchmark::State& state) {
   state.counters["error"] = error;
 }
 
-BENCHMARK(cudnn)
+BENCHMARK(attention)
     ->ArgNames({"tokens", "context", "kv_heads", "backward"})
     ->ArgsProduct({{1024, 2048, 4096}, {0, 8192, 32768}, {32}, {0, 1}})
     ->ArgsProduct({{4096}, {0, 32768}, {8}, {0, 1}})
