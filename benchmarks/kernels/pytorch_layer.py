@@ -2,7 +2,7 @@
 """Compares a transformer layer of hidden size 4096, its weight gradients and its attention with PyTorch.
 
     pytorch_layer.py --sluice-layers device_layer_benchmark --json layers.json
-    pytorch_layer.py --sluice-attention flash_benchmark --only-attention --json attention.json
+    pytorch_layer.py --sluice-attention attention_benchmark --only-attention --json attention.json
 
 PyTorch runs the layer in bfloat16 as it is, compiled, and compiled with CUDA graphs, with the fastest correct backend and
 mask of scaled_dot_product_attention, and the fastest of them counts. Both do the same work: gradients of weights are
@@ -11,7 +11,7 @@ accumulation, with bfloat16 gradients, are printed as well. Each repetition time
 after it; each time is the median over all repetitions, measured with CUDA events. Layers of sluice are timed with its own
 attention, and with cuDNN; the one with the faster forward and backward is judged. Exits with 1 if
 its speed of forward and backward, or of weight gradients, relative to PyTorch is below --share, or if nothing was compared;
-layers that --seconds leaves out are listed. Attention alone is only reported: layers use other kernels than flash_benchmark where
+layers that --seconds leaves out are listed. Attention alone is only reported: layers use other kernels than attention_benchmark where
 they are faster.
 """
 
@@ -493,7 +493,7 @@ def compare_attention(options, clock, shape, device, peak, rows):
 
     def run_sluice():
         if options.sluice_attention:
-            for row, (seconds, _) in sluice_times(options.sluice_attention, f"^{name}/backward:[01]/products:0/").items():
+            for row, (seconds, _) in sluice_times(options.sluice_attention, f"^{name}/backward:[01]/").items():
                 ours.setdefault(row, []).append(seconds)
 
     def run_pytorch():
@@ -521,7 +521,7 @@ def shapes_of(options):
         return
     for tokens, context in SMALL["slices"] if options.small else SLICES:
         for model in ("llama", "llama_8_kv_heads") if options.only_attention else MODELS:
-            # flash_benchmark has 8 key heads with 4096 tokens and without or with a long context only.
+            # attention_benchmark has 8 key heads with 4096 tokens and without or with a long context only.
             if not options.only_attention or options.small or model == "llama" or (tokens, context) == (4096, 0):
                 yield model, Shape(model, tokens, context, options.small)
 
@@ -530,7 +530,7 @@ def options_of():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--sluice-layers", metavar="PROGRAM", help="path of device_layer_benchmark, to compare with")
-    parser.add_argument("--sluice-attention", metavar="PROGRAM", help="path of flash_benchmark, to compare with")
+    parser.add_argument("--sluice-attention", metavar="PROGRAM", help="path of attention_benchmark, to compare with")
     parser.add_argument("--only-attention", action="store_true", help="time attention instead of layers")
     parser.add_argument("--share", type=float, default=1.0, help="required fraction of PyTorch's speed (default 1.0)")
     parser.add_argument("--repeats", type=int, default=10, help="number of timings per row and repetition (default 10)")

@@ -29,7 +29,7 @@ END
 }
 for each in sluice sluice_emulated; do stub "$work/bundle/bin/$each" '{"steps": [\n  "loss": 2.5\n]}\n'; done
 for each in gpu_test exec_test; do stub "$work/bundle/bin/$each" '[       OK ] A.B (1 ms)\n[  SKIPPED ] A.C (0 ms)\n'; done
-for each in flash device_layer device_executor; do stub "$work/bundle/bin/${each}_benchmark" 'layer/a/tokens:1        1.25 ms\n'; done
+for each in attention device_layer device_executor; do stub "$work/bundle/bin/${each}_benchmark" 'layer/a/tokens:1        1.25 ms\n'; done
 stub "$work/stubs/compute-sanitizer" '[       OK ] A.B (1 ms)\n'
 cat >"$work/stubs/nvidia-smi" <<'END'
 #!/bin/sh
@@ -61,7 +61,7 @@ packed() { grep -qx "$1/$2" <<<"$(tar -tzf "$work/results/$1.tar.gz")" || fail "
 # ncu profiles the slowest launch of the slowest kernels: b takes 5 + 7, a 9.
 stub "$work/stubs/ncu" '"ID","Kernel Name","Metric Value"\n"0","b","5"\n"1","a","9"\n"2","b","7"\n'
 check 0
-says 'correctness: NVIDIA Stub, sm_90, .*, stubs 0' 'doctor +ok' 'gpu-tests-flash +ok .* 1 tests passed, 1 skipped' \
+says 'correctness: NVIDIA Stub, sm_90, .*, stubs 0' 'doctor +ok' 'gpu-tests-kernels +ok .* 1 tests passed, 1 skipped' \
   'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'sanitizer-racecheck-run +ok' 'layers-beside-pytorch +ok .* 1 rows timed, some left out' \
   'ncu-kernel-1 +ok' 'ncu-kernel-2 +ok' 'executor +ok' 'validate-green-8 +ok' 'losses-beside-pytorch +ok' 'schedules-in-pytorch +ok' \
   'all steps passed'
@@ -84,7 +84,7 @@ printf '[  SKIPPED ] A.B (0 ms)\n[  SKIPPED ] A.C (0 ms)\n[       OK ] A.D (0 ms
 echo '0 tests from 0 test suites ran.' >"$work/say/exec_test"
 : >"$work/say/sluice"
 check 1 --group correctness
-says 'gpu-tests-flash +NOTHING +2 of 3 tests were skipped' 'nccl-tests +NOTHING +no test ran' 'doctor +NOTHING +no JSON' 'NOT all steps passed'
+says 'gpu-tests-kernels +NOTHING +2 of 3 tests were skipped' 'nccl-tests +NOTHING +no test ran' 'doctor +NOTHING +no JSON' 'NOT all steps passed'
 echo 'nothing timed: there is no GPU' >"$work/say/device_executor_benchmark"
 check 1 --group=circle --steps '^executor$'
 says 'executor +NOTHING +nothing timed: there is no GPU'
@@ -100,13 +100,13 @@ for each in sluice sluice_emulated; do
 #!/bin/sh
 case "$*" in
   *cudnn*) echo "note: attention without cuDNN: cuDNN not found: libcudnn.so.9" >&2 ;;
-  *flash*) echo "note: something else" >&2 ;;
+  *gemm*) echo "note: something else" >&2 ;;
 esac
 printf '{"steps": [\n "loss": 2.5\n]}\n'
 END
 done
 check 1 --group correctness --steps '^attention-'
-says 'attention-flash +ok' 'attention-cudnn +NOTHING +note: attention without cuDNN: cuDNN not found: libcudnn.so.9'
+says 'attention-gemm +ok' 'attention-cudnn +NOTHING +note: attention without cuDNN: cuDNN not found: libcudnn.so.9'
 if grep -q -- '-losses ' "$work/out"; then fail "the losses of one library were compared with themselves"; fi
 check 0 --dry-run --group correctness --steps '^attention-'
 says 'attention-cudnn +ok' 'attention-losses +ok'
@@ -114,8 +114,8 @@ mv "$work/sluice" "$work/sluice_emulated" "$work/bundle/bin"
 
 # Failures, and losses that differ: one process of NCCL has others than the run on streams.
 touch "$work/say/gpu_test.fail"
-check 1 --group correctness --steps 'gpu-tests-flash|train-cpu'
-says 'gpu-tests-flash +FAILED .*exit 3: gpu_test broke' 'train-cpu +ok'
+check 1 --group correctness --steps 'gpu-tests-kernels|train-cpu'
+says 'gpu-tests-kernels +FAILED .*exit 3: gpu_test broke' 'train-cpu +ok'
 cat >"$work/bundle/bin/sluice" <<'END'
 #!/bin/sh
 case "$*" in *green*) loss=2.6 ;; *) loss=2.5 ;; esac
@@ -140,9 +140,9 @@ packed correctness summary.txt
 rm "$work/say"/*
 
 # Missing programs.
-rm "$work/bundle/bin/flash_benchmark" "$work/bundle/bin/gpu_test"
+rm "$work/bundle/bin/attention_benchmark" "$work/bundle/bin/gpu_test"
 check 1
-says 'flash_benchmark +MISSING' 'gpu_test +MISSING' 'layers-beside-pytorch +ok'
+says 'attention_benchmark +MISSING' 'gpu_test +MISSING' 'layers-beside-pytorch +ok'
 
 # Without PyTorch or a GPU, the comparison measures nothing.
 if ! python3 -c 'import torch' 2>/dev/null; then
