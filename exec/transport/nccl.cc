@@ -17,8 +17,8 @@
 namespace sluice::exec {
 namespace {
 
-// Where a thread of NCCL writes a communicator, at once or after the operation seems to have ended: see issue 1472 of
-// NCCL. Never freed, and reachable, so that it is not reported as a leak.
+// Where a thread of NCCL writes a communicator, possibly after the operation has been reported as complete: see issue
+// 1472 of NCCL. Never freed, and reachable, so that it is not reported as a leak.
 NcclCommunicator& place_for_ever() {
   static std::mutex mutex;
   static auto* const places = new std::deque<NcclCommunicator>;

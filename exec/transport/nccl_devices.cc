@@ -76,7 +76,7 @@ class NcclDevicesOfRank final : public DeviceTransport {
     if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
     posted_.push_back({&edge, &message});
   }
-  // Messages behind others of their edge are not waited for: these may need what other workers do later.
+  // Does not include messages behind another one of their edge, which may depend on later work of other workers.
   void flush() {
     communicators_.wait_until("messages", host_, [&] {
       advance();
