@@ -25,6 +25,8 @@
 namespace sluice::exec {
 namespace {
 
+constexpr std::uint8_t kStopAsked = 255;  // by TrainingOptions::stop: no signal has this number
+
 // Bytes that a worker sends to the root about a run of the graph.
 class Note {
  public:
@@ -62,8 +64,10 @@ class Note {
   std::size_t at_ = 0;
 };
 
-Note note_of(const Worker& worker, bool keep_clock, bool waited_for_cores) {
+// `stop`: see agree_on_stop.
+Note note_of(std::uint8_t stop, const Worker& worker, bool keep_clock, bool waited_for_cores) {
   Note note;
+  note.put(stop);
   note.put_all(worker.losses());
   note.put(worker.gradient_norm());
   note.put(worker.held_bytes());
@@ -99,6 +103,7 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
   std::int64_t last = 0;
   for (int rank = 0; rank < layout.size(); ++rank) {
     Note note(std::move(all[rank]));
+    note.take<std::uint8_t>();  // whether to stop
     const auto losses = note.take_all<double>(report.losses.size());
     // Tensor ranks have the same losses; replicas, and the two ranks of a replicated last stage, have different ones.
     for (std::size_t i = 0; layout.tensor_rank(rank) == 0 && i < losses.size(); ++i) report.losses[i] += losses[i];
@@ -136,7 +141,16 @@ double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std
 
 namespace {
 
-constexpr std::uint8_t kStopAsked = 255;  // by TrainingOptions::stop: no signal has this number
+// Tells all workers whether any of them was asked to stop. The first byte of each of `notes`, which the root has
+// gathered: 0, the signal that asked its worker, or kStopAsked. Returns the same, for all.
+int agree_on_stop(Transport& transport, std::span<const std::vector<std::byte>> notes) {
+  std::uint8_t stop = 0;
+  for (const auto& note : notes) {
+    if (stop == 0) stop = static_cast<std::uint8_t>(note.front());
+  }
+  transport.broadcast(std::as_writable_bytes(std::span(&stop, 1)));
+  return stop;
+}
 
 // One training run in this process, as all of its workers see it.
 struct TrainingJob {
@@ -166,16 +180,17 @@ struct TrainingJob {
     std::function<void()> report_last;  // empty once it was called
     std::int64_t ended_ns = now_ns();
     const CoreWaitMeter meter;
+    int stop = stop_together(transport);
     for (int run = 0; run < options.runs; ++run) {
       // With weight stashing each microbatch is a step; its learning rate is that of its batch.
       for (std::size_t i = 0; i < rates.size(); ++i) {
         const std::int64_t batch = static_cast<std::int64_t>(i) * plan.batches() / std::ssize(rates);
         rates[i] = learning_rate_of(plan, options, step + batch);
       }
-      if (const int stop = stop_together(transport); stop != 0) {
-        if (report_last) report_last();
+      if (stop != 0) {
         if (root) report.interrupted = true;
         if (root && stop != kStopAsked) report.signal = stop;
+        if (report_last) report_last();
         control.enter(ControlPhase::checkpoint, last);
         if (hooks.at_stop) hooks.at_stop(worker, transport, step);
         return;
@@ -189,44 +204,48 @@ struct TrainingJob {
       const std::int64_t now = now_ns();
       const bool waited = !plan.on_devices() && !is_calm(meter.read() - before, now - began_ns, kMostCoreWait);
       const std::int64_t wall_ns = now - std::exchange(ended_ns, now);
-      report_last = [this, &control, &worker, &transport, last, wall_ns, waited] {
+      report_last = [this, &control, &worker, &transport, &stop, last, wall_ns, waited] {
         control.enter(ControlPhase::report, last);
-        report_run(worker, transport, last, wall_ns, waited);
+        stop = report_run(worker, transport, last, wall_ns, waited);
       };
       const bool due = hooks.after_run && (!hooks.is_due || hooks.is_due(step));
       if (due || !plan.on_devices() || run + 1 == options.runs) std::exchange(report_last, nullptr)();
       control.enter(ControlPhase::checkpoint, last);
       if (due) hooks.after_run(worker, transport, step);
       control.enter(ControlPhase::next_step, last);
+      // The hook may have taken long.
+      if (due && run + 1 < options.runs) stop = stop_together(transport);
     }
   }
 
-  // All workers begin the next run of the graph, or end together: returns 0, the signal that asked any of them to stop,
-  // or kStopAsked.
+  std::uint8_t asked_to_stop() const {
+    const auto signal = static_cast<std::uint8_t>(supervisor.stop_signal());
+    return signal == 0 && options.stop != nullptr && options.stop->load() ? kStopAsked : signal;
+  }
+
   int stop_together(Transport& transport) const {
-    auto stop = static_cast<std::uint8_t>(supervisor.stop_signal());
-    if (stop == 0 && options.stop != nullptr && options.stop->load()) stop = kStopAsked;
-    for (const auto& other : transport.gather(std::as_bytes(std::span(&stop, 1)))) {
-      if (stop == 0) stop = static_cast<std::uint8_t>(other.front());
-    }
-    transport.broadcast(std::as_writable_bytes(std::span(&stop, 1)));
-    return stop;
+    const std::uint8_t stop = asked_to_stop();
+    return agree_on_stop(transport, transport.gather(std::as_bytes(std::span(&stop, 1))));
   }
 
-  void report_run(Worker& worker, Transport& transport, std::int64_t first_step, std::int64_t wall_ns,
-                  bool waited_for_cores) const {
+  // Returns agree_on_stop: on devices, the report of a run is collected while the next one computes, and the decision
+  // with it, so that no run waits for it.
+  int report_run(Worker& worker, Transport& transport, std::int64_t first_step, std::int64_t wall_ns,
+                 bool waited_for_cores) const {
     worker.read_times();
     const bool keep = options.keep_times != KeepTimes::none;
     const bool first_replica = of_first_replica(plan.layout(), transport.rank());
     if (first_replica) supervisor.expect(worker.starts(), worker.ends());
-    auto all = transport.gather(note_of(worker, keep && first_replica, waited_for_cores).bytes());
-    if (transport.rank() != Transport::kRoot) return;
+    auto all = transport.gather(note_of(asked_to_stop(), worker, keep && first_replica, waited_for_cores).bytes());
+    const int stop = agree_on_stop(transport, all);
+    if (transport.rank() != Transport::kRoot) return stop;
     RunReport of_run = read_notes(std::move(all), plan, keep, report.workers);
     of_run.first_step = first_step;
     of_run.wall_seconds = static_cast<double>(wall_ns) / 1e9;
     if (observer) observer(of_run);
     if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
     report.runs.push_back(std::move(of_run));
+    return stop;
   }
 
   // Creates a worker and trains it; passes its failure to the supervisor.

@@ -29,8 +29,10 @@ struct TrainingOptions {
   std::vector<Fault> faults;
   std::function<void(const std::string&)> announce_fault;  // see FaultPlan; may be empty
   Supervision supervision;
-  const RunDevices* devices = nullptr;      // for a plan for devices
-  const std::atomic<bool>* stop = nullptr;  // ends training after the current run of the graph
+  const RunDevices* devices = nullptr;  // for a plan for devices
+  // Ends training on all workers after the current run of the graph; on devices, where the workers agree on it with the
+  // report of a run, possibly after the next one.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 // One run of the graph, as reported by the root worker.

@@ -28,9 +28,9 @@ struct Supervision {
   // expected_ns is set by the supervisor: the duration of each op in the previous run of the graph.
   WaitLimits limits;
   // Handle SIGTERM and SIGINT, for which HeldSignals must exist. The first one ends the run after the current run of
-  // the graph (`stop_signal`), but no later than `grace` afterwards; a second one, or one before the first step, ends
-  // the process immediately. A SIGTERM that a launcher sends because another process has died ends the run with a
-  // report of the wait-for chain.
+  // the graph, or on devices possibly after the next one (`stop_signal`), but no later than `grace` afterwards; a
+  // second one, or one before the first step, ends the process immediately. A SIGTERM that a launcher sends because
+  // another process has died ends the run with a report of the wait-for chain.
   bool signals = false;
   std::chrono::milliseconds grace{25000};
   std::chrono::milliseconds patience{4000};  // for workers to end once the run has been stopped

@@ -420,8 +420,8 @@ Subcommand add_run_command(CLI::App& app) {
              ->type_name(kReadFile));
   options->watch.add_to(*command);
   faults(command->add_option("--grace", options->grace,
-                             "Time in seconds for the current step and the checkpoint after SIGINT or SIGTERM, 0.1 to "
-                             "1000000 (default 25)"))
+                             "Time in seconds for the current step, on devices also the next one, and the checkpoint "
+                             "after SIGINT or SIGTERM, 0.1 to 1000000 (default 25)"))
       ->check(number_from(0.1, 1e6));
   faults(command->add_option(
              "--fault", options->faults,

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <exception>
 #include <latch>
 #include <memory>
@@ -25,6 +26,7 @@
 #include "tests/support/command.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/first_says.h"
+#include "tests/support/forwarding_transport.h"
 #include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 
@@ -40,12 +42,19 @@ constexpr std::int64_t kNcclTokens = 12;
 struct Process {
   TrainingReport report;
   std::string error;
+  std::int64_t stopped_at = 0;  // in steps; 0: it was not stopped
+};
+
+// Which process is asked to stop, after how many steps.
+struct AskedToStop {
+  int rank = -1;
+  std::int64_t steps = 0;
 };
 
 class NcclRun : public ::testing::Test {
  protected:
   // Each process is a thread with its own device, connected to the others only through NCCL.
-  std::vector<Process> run_processes(const RunPlan& plan, const TrainingOptions& common) {
+  std::vector<Process> run_processes(const RunPlan& plan, const TrainingOptions& common, AskedToStop asked = {}) {
     const int size = plan.layout().size();
     std::vector<Process> processes(static_cast<std::size_t>(size));
     weights_.clear();
@@ -61,29 +70,39 @@ class NcclRun : public ::testing::Test {
         emulation::EmulatedDeviceSpec device_spec;
         device_spec.counters = &counters_;
         const auto device = emulation::make_device(device_spec);
-        std::unique_ptr<Transport> control;
+        std::unique_ptr<Transport> tcp;
+        std::optional<CountingTransport> control;
         std::optional<NcclWorld> world;
         try {
-          control = make_tcp_transport(rank, size, broadcast, milliseconds(120000));
+          tcp = make_tcp_transport(rank, size, broadcast, milliseconds(120000));
+          control.emplace(*tcp, control_messages_);
           world.emplace(fake_.functions(), *device, *control,
                         NcclOptions{.patience = milliseconds(120000), .abort_budget = milliseconds(20000)});
           {
             const std::lock_guard lock(mutex);
-            controls.push_back(control.get());
+            controls.push_back(&*control);
           }
           RunDevices devices{.kernels = device_kernels(), .transport = &world->devices()};
           devices.devices.resize(static_cast<std::size_t>(size));
           devices.devices[rank] = device.get();
           TrainingOptions options = common;
           options.devices = &devices;
+          std::atomic<bool> stop{false};
+          options.stop = &stop;
           // Reports overlap with the next run.
           const std::int64_t last = common.runs * plan.batches();
-          const WorkerHooks hooks{.after_run =
-                                      [&](Worker& worker, Transport&, std::int64_t) {
-                                        const std::lock_guard lock(mutex);
-                                        test::add_weights(plan, worker, weights_);
-                                      },
-                                  .is_due = [&](std::int64_t steps_done) { return steps_done == last; }};
+          const WorkerHooks hooks{
+              .after_run =
+                  [&](Worker& worker, Transport&, std::int64_t) {
+                    const std::lock_guard lock(mutex);
+                    test::add_weights(plan, worker, weights_);
+                  },
+              .is_due =
+                  [&](std::int64_t steps_done) {
+                    if (rank == asked.rank && steps_done == asked.steps) stop = true;
+                    return steps_done == last;
+                  },
+              .at_stop = [&](Worker&, Transport&, std::int64_t steps_done) { process.stopped_at = steps_done; }};
           const RunObserver observer = [&](const RunReport& run) {
             if (run.first_step == 0) counters_.most_pending = 0;  // without what happens before the first run
           };
@@ -136,7 +155,8 @@ class NcclRun : public ::testing::Test {
   }
 
   test::FakeNccl fake_;
-  emulation::Counters counters_;  // of all processes
+  emulation::Counters counters_;          // of all processes
+  std::atomic<int> control_messages_{0};  // likewise
   TokenSource tokens_ = TokenSource::synthetic(32, kNcclTokens, 7);
   test::Weights weights_;
 };
@@ -190,6 +210,33 @@ TEST_F(NcclRun, OpsLongerThanTheQueueOfAStreamDoNotHang) {
   const std::vector<Process> processes = run_processes(plan, options);
   for (const Process& process : processes) EXPECT_EQ(process.error, "");
   EXPECT_LT(counters_.most_pending, 1024);
+}
+
+// The decision travels with the report of a run, while the next one computes.
+TEST_F(NcclRun, StopEndsAllProcessesAfterTheSameStep) {
+  const RunPlan plan(spec_of(4), schedule_of("1f1b", 4));
+  for (const int rank : {0, 3}) {
+    TrainingOptions options;
+    options.runs = 6;
+    options.faults = {parse_fault("delay:rank=2,op=B,mb=1,step=4,seconds=0.05")};
+    for (const Process& process : run_processes(plan, options, {.rank = rank, .steps = 3})) {
+      EXPECT_EQ(process.error, "");
+      EXPECT_EQ(process.stopped_at, 4);
+    }
+  }
+}
+
+// A gather of two messages per rank, and a broadcast. None of them is a message between devices.
+TEST_F(NcclRun, ARunTakesThreeControlMessagesPerRank) {
+  const RunPlan plan(spec_of(4), schedule_of("1f1b", 4));
+  const auto messages_of = [&](int runs) {
+    control_messages_ = 0;
+    TrainingOptions options;
+    options.runs = runs;
+    run_processes(plan, options);
+    return control_messages_.load();
+  };
+  EXPECT_EQ(messages_of(4) - messages_of(2), 2 * 3 * 3);
 }
 
 // A rank that fails ends the run of all ranks: none hangs on its device.

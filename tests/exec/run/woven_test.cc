@@ -24,6 +24,7 @@
 #include "model/schedule/family.h"
 #include "model/schedule/schedule_file.h"
 #include "model/to_size.h"
+#include "tests/support/forwarding_transport.h"
 #include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 
@@ -227,38 +228,29 @@ TEST(ExchangeOverlap, ComparesTheTimesOfPartsWithTheWeave) {
 // Counts the messages of the tensor group, which the compute thread sends and receives, before the first exchange of
 // the communication lane. With a limit, holds this exchange back until there have been more: one that is not overlapped
 // is never done. Gives up after a minute.
-class HoldingTransport final : public Transport {
+class HoldingTransport final : public ForwardingTransport {
  public:
-  HoldingTransport(Transport& inner, std::optional<int> limit) : inner_(inner), limit_(limit) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
+  HoldingTransport(Transport& inner, std::optional<int> limit) : ForwardingTransport(inner), limit_(limit) {}
   void post_send(Message& message) override {
     note(message);
-    inner_.post_send(message);
+    ForwardingTransport::post_send(message);
   }
   void post_receive(Message& message) override {
     note(message);
-    inner_.post_receive(message);
+    ForwardingTransport::post_receive(message);
   }
   bool poll(Message& message) override {
     if (message.channel == Channel::expert && holds()) return false;
-    return inner_.poll(message);
+    return ForwardingTransport::poll(message);
   }
-  std::uint32_t changes(Channel channel) const override { return inner_.changes(channel); }
   void sleep(Channel channel, std::uint32_t seen) override {
-    if (channel != Channel::expert || !holds()) return inner_.sleep(channel, seen);
+    if (channel != Channel::expert || !holds()) return ForwardingTransport::sleep(channel, seen);
     std::this_thread::yield();
   }
-  void wake(Channel channel) override { inner_.wake(channel); }
-  void stop_waiting() override { inner_.stop(); }
-  bool stopped() const override { return inner_.stopped(); }
 
   bool gave_up() const { return gave_up_; }
   // Number of messages before the first exchange; 0 if there was no exchange.
   int before_first() const { return before_first_; }
-
- protected:
-  void quiesce() override {}
 
  private:
   bool holds() {
@@ -271,7 +263,6 @@ class HoldingTransport final : public Transport {
     if (message.channel == Channel::expert && before_first_ == 0) before_first_ = posts_.load();
   }
 
-  Transport& inner_;
   std::optional<int> limit_;
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   std::atomic<int> posts_{0};
