@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstring>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -15,19 +13,6 @@
 #include "exec/transport/nccl_communicators.h"
 
 namespace sluice::exec {
-namespace {
-
-// Where a thread of NCCL writes a communicator, possibly after the operation has been reported as complete: see issue
-// 1472 of NCCL. Never freed, and reachable, so that it is not reported as a leak.
-NcclCommunicator& place_for_ever() {
-  static std::mutex mutex;
-  static auto* const places = new std::deque<NcclCommunicator>;
-  const std::lock_guard lock(mutex);
-  return places->emplace_back(nullptr);
-}
-
-}  // namespace
-
 NcclCommunicators::NcclCommunicators(const NcclFunctions& functions, Device& device, int rank, int size,
                                      const NcclOptions& options)
     : functions_(functions), device_(device), rank_(rank), size_(size), options_(options) {}
@@ -36,7 +21,7 @@ NcclCommunicators::~NcclCommunicators() { finish(); }
 
 NcclConfig NcclCommunicators::configuration(int most_blocks) const {
   NcclConfig config;
-  config.blocking = 0;
+  config.blocking = 1;
   if (most_blocks > 0) {
     config.min_ctas = 1;
     config.max_ctas = most_blocks;
@@ -46,7 +31,7 @@ NcclConfig NcclCommunicators::configuration(int most_blocks) const {
 
 void NcclCommunicators::check(NcclResult result, NcclCommunicator communicator, const char* name,
                               const std::string& what) const {
-  if (result == kNcclSuccess || result == kNcclInProgress) return;
+  if (result == kNcclSuccess) return;
   const char* const last = functions_.last_error(communicator);
   const std::string more = last == nullptr || *last == '\0' ? "" : fmt::format(" ({})", last);
   throw DeviceError(fmt::format("{} for {} on rank {}, {}: {}{}", name, what, rank_, device_.name(),
@@ -60,23 +45,47 @@ void NcclCommunicators::give_up(const std::string& what) const {
                   what, rank_, std::chrono::duration_cast<std::chrono::duration<double>>(options_.patience).count()));
 }
 
-bool NcclCommunicators::settled(NcclCommunicator communicator, const std::string& what) {
+void NcclCommunicators::look_at(NcclCommunicator communicator, const std::string& what) {
   const std::lock_guard lock(calls_);
   throw_if_aborted();
-  NcclResult state = kNcclInProgress;
+  NcclResult state = kNcclSuccess;
   check(functions_.get_async_error(communicator, &state), communicator, "ncclCommGetAsyncError", what);
   check(state, communicator, "NCCL", what);
-  return state != kNcclInProgress;
 }
 
-void NcclCommunicators::make_world(const NcclId& id) {
-  const std::string what = fmt::format("the world of {} ranks", size_);
-  NcclConfig config = configuration(0);
-  NcclCommunicator& made = place_for_ever();
-  issue(nullptr, "ncclCommInitRankConfig", what,
-        [&] { return functions_.init_rank(&made, size_, id, rank_, &config); });
-  keep(std::atomic_ref(made).load());
-  wait_until(what, nullptr, [&] { return settled(communicators_.front(), what); });
+std::future<NcclResult> NcclCommunicators::on_own_thread(std::function<NcclResult()> call) {
+  std::packaged_task<NcclResult()> task([call = std::move(call), device = &device_, aborted = aborted_] {
+    device->make_current();
+    return aborted->load() ? kNcclSuccess : call();
+  });
+  std::future<NcclResult> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
+}
+
+void NcclCommunicators::issue_and_wait(NcclCommunicator communicator, const char* name, const std::string& what,
+                                       const Transport& host, std::function<NcclResult()> call) {
+  throw_if_aborted();
+  std::future<NcclResult> result = on_own_thread(std::move(call));
+  try {
+    wait_until(what, host, [&] { return result.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
+  } catch (...) {
+    // Ends the call, unless it creates the world: that thread is left behind.
+    abort();
+    if (communicator != nullptr) result.wait_for(options_.abort_budget);
+    throw;
+  }
+  const NcclResult ended = result.get();
+  throw_if_aborted();
+  check(ended, communicator, name, what);
+}
+
+void NcclCommunicators::make_world(const NcclId& id, const Transport& host) {
+  const auto made = std::make_shared<NcclCommunicator>(nullptr);  // lives as long as a thread that is left behind
+  issue_and_wait(nullptr, "ncclCommInitRankConfig", fmt::format("the world of {} ranks", size_), host,
+                 [made, id, size = size_, rank = rank_, init_rank = functions_.init_rank,
+                  config = configuration(0)]() mutable { return init_rank(made.get(), size, id, rank, &config); });
+  keep(*made);
 }
 
 void NcclCommunicators::keep(NcclCommunicator communicator) {
@@ -86,7 +95,7 @@ void NcclCommunicators::keep(NcclCommunicator communicator) {
 }
 
 NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& members, int most_blocks,
-                                          const std::string& what, const Transport* host) {
+                                          const std::string& what, const Transport& host) {
   int colour = kNcclNoColour;
   int key = 0;
   for (std::size_t i = 0; i < members.size(); ++i) {
@@ -96,24 +105,21 @@ NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& m
     key = static_cast<int>(me - members[i].begin());
   }
   const NcclCommunicator world = communicators_.front();
-  NcclConfig config = configuration(most_blocks);
-  NcclCommunicator& made = place_for_ever();
-  const std::atomic_ref<NcclCommunicator> there(made);
-  // Returns success while it is in progress, also on ranks without a colour, whose world is then in use.
-  issue(world, "ncclCommSplit", what, [&] { return functions_.split(world, colour, key, &made, &config); });
-  wait_until(what, host, [&] { return settled(world, what); });
+  const auto made = std::make_shared<NcclCommunicator>(nullptr);
+  issue_and_wait(world, "ncclCommSplit", what, host,
+                 [made, world, colour, key, split = functions_.split, config = configuration(most_blocks)]() mutable {
+                   return split(world, colour, key, made.get(), &config);
+                 });
   if (colour == kNcclNoColour) return nullptr;
-  wait_until(what, host, [&] { return there.load() != nullptr; });
-  keep(there.load());
-  wait_until(what, host, [&] { return settled(there.load(), what); });
-  return there.load();
+  keep(*made);
+  return *made;
 }
 
 void NcclCommunicators::abort() {
   // Waits one second at most: the thread inside NCCL may be the one that has to be aborted.
   std::unique_lock lock(calls_, std::defer_lock);
   for (int look = 0; look < 1000 && !lock.try_lock(); ++look) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (aborted_.exchange(true)) return;
+  if (aborted_->exchange(true)) return;
   // Shared with the threads, which may outlive this call.
   struct Progress {
     std::mutex mutex;
@@ -121,11 +127,7 @@ void NcclCommunicators::abort() {
     std::size_t left = 0;
   };
   const auto progress = std::make_shared<Progress>();
-  std::vector<NcclCommunicator> all;
-  for (NcclCommunicator const each : communicators_) {
-    if (each != nullptr) all.push_back(each);
-  }
-  communicators_.clear();
+  const std::vector<NcclCommunicator> all = communicators_;
   if (lock.owns_lock()) lock.unlock();
   progress->left = all.size();
   for (NcclCommunicator const each : all) {
@@ -141,20 +143,15 @@ void NcclCommunicators::abort() {
 }
 
 void NcclCommunicators::finish() noexcept {
-  if (aborted_.load()) return;
+  if (aborted()) return;
   const auto deadline = std::chrono::steady_clock::now() + options_.abort_budget;
   try {
     // Communicators that were split off are freed before the world.
-    for (std::size_t i = communicators_.size(); i-- > 0;) {
-      if (communicators_[i] == nullptr) continue;
-      NcclResult state = functions_.finalize(communicators_[i]);
-      while (state == kNcclInProgress && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-        if (functions_.get_async_error(communicators_[i], &state) != kNcclSuccess) break;
-      }
-      if (state != kNcclSuccess) return abort();
-      functions_.destroy(communicators_[i]);
-      communicators_.pop_back();
+    for (; !communicators_.empty(); communicators_.pop_back()) {
+      NcclCommunicator const last = communicators_.back();
+      std::future<NcclResult> ended = on_own_thread([last, finalize = functions_.finalize] { return finalize(last); });
+      if (ended.wait_until(deadline) != std::future_status::ready || ended.get() != kNcclSuccess) return abort();
+      functions_.destroy(last);
     }
   } catch (...) {
     // Failures while freeing are ignored.
@@ -191,7 +188,7 @@ NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, Transport& 
   }
   host.broadcast(std::as_writable_bytes(std::span(id.bytes)));
   try {
-    communicators_->make_world(id);
+    communicators_->make_world(id, host);
     devices_ = make_nccl_devices(*communicators_, host);
     host.on_stop([this] { communicators_->abort(); });
   } catch (...) {

@@ -26,9 +26,10 @@ struct NcclOptions {
 // Every edge of a run has a communicator of its two ends and a high-priority stream, so that the messages of one edge
 // keep their order, those of two directions never wait for each other, and a waiting message occupies few blocks of the
 // device. (A device must have room for all that may wait concurrently: message_blocks per edge.) Every group has a
-// communicator too, and works on the stream that it is given. Communicators do not block the host: one thread issues
-// one operation after the other, polls its state (ncclCommGetAsyncError) and watches the clock. Messages of different
-// edges that were posted together are one operation.
+// communicator too, and works on the stream that it is given. Communicators block the host: NCCL starts a thread for
+// every operation of those that do not. What waits for other ranks, their creation and first use, therefore runs on a
+// thread of its own; the worker's thread watches the clock and the host transport meanwhile. After that it only
+// enqueues, without waiting for other ranks, and ncclCommGetAsyncError reports errors of what is enqueued.
 //
 // A message waits on the device: see DeviceTransport::waits_on_device. The kernels of NCCL are loaded once the world is
 // made.
@@ -36,7 +37,7 @@ class NcclWorld {
  public:
   // Called by all ranks of `host` together: it carries the id of the world, and reports when the run has been stopped.
   // Host and device outlive the world. Throws DeviceError if NCCL fails, or if the other ranks do not arrive within
-  // options.patience.
+  // options.patience; Stopped if the run is stopped.
   NcclWorld(const NcclFunctions& functions, Device& device, Transport& host, const NcclOptions& options = {});
   // Frees the communicators; aborts them if the run has been stopped.
   ~NcclWorld();

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,9 +17,8 @@
 
 namespace sluice::exec {
 
-// All communicators of a process. None of them blocks the host. Each is used by one thread at a time, and only one
-// thread may have an operation in progress: NCCL keeps operations in progress per thread. `abort` may be called by any
-// thread.
+// All communicators of a process, which block the host. Each is used by one thread at a time; `abort` may be called by
+// any thread.
 class NcclCommunicators {
  public:
   NcclCommunicators(const NcclFunctions& functions, Device& device, int rank, int size, const NcclOptions& options);
@@ -32,32 +33,36 @@ class NcclCommunicators {
   const NcclFunctions& functions() const { return functions_; }
 
   // Creates the communicator of the world; called by all ranks together.
-  void make_world(const NcclId& id);
+  void make_world(const NcclId& id, const Transport& host);
   // Creates one communicator for each of `members` (disjoint sets of world ranks); called by all ranks of the world
   // together. Returns the one of this rank, or null. `most_blocks`: of a device per operation; 0: chosen by NCCL.
   NcclCommunicator split(const std::vector<std::vector<int>>& members, int most_blocks, const std::string& what,
-                         const Transport* host);
+                         const Transport& host);
 
-  // Calls NCCL once and returns whether the operation is enqueued on its stream. Throws DeviceError if it fails,
-  // Stopped once the communicators have been aborted.
+  // Calls NCCL, which enqueues an operation without waiting for other ranks. Throws DeviceError if it fails, Stopped
+  // once the communicators have been aborted.
   template <typename Call>
-  bool issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
+  void issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
     const std::lock_guard lock(calls_);
     throw_if_aborted();
-    const NcclResult result = call();
-    check(result, communicator, name, what);
-    return result == kNcclSuccess;
+    check(call(), communicator, name, what);
   }
-  // Returns whether an operation that was in progress is enqueued by now. Throws as `issue`.
-  bool settled(NcclCommunicator communicator, const std::string& what);
+  // The same for a call that waits for other ranks, and that only an abort can end: the creation of a communicator
+  // (null, or the one that it is split from), and its first use. It runs on a thread of its own, whose end is waited
+  // for as by wait_until. The thread may be left behind inside NCCL: once NCCL returns, `call` accesses only what it
+  // owns.
+  void issue_and_wait(NcclCommunicator communicator, const char* name, const std::string& what, const Transport& host,
+                      std::function<NcclResult()> call);
+  // Throws DeviceError for an error of operations that are enqueued, such as the death of a peer; else as `issue`.
+  void look_at(NcclCommunicator communicator, const std::string& what);
 
-  // Polls `condition` until it is true. Throws Stopped if `host` (unless null) has been stopped, DeviceError if it
-  // takes longer than options.patience.
+  // Polls `condition` until it is true. Throws Stopped if `host` has been stopped, DeviceError if it takes longer than
+  // options.patience.
   template <typename Condition>
-  void wait_until(const std::string& what, const Transport* host, Condition&& condition) {
+  void wait_until(const std::string& what, const Transport& host, Condition&& condition) {
     const auto began = std::chrono::steady_clock::now();
     while (!condition()) {
-      if (host != nullptr && host->stopped()) {
+      if (host.stopped()) {
         abort();
         throw Stopped("stopped");
       }
@@ -73,14 +78,15 @@ class NcclCommunicators {
 
   // See NcclWorld::abort.
   void abort();
-  bool aborted() const { return aborted_.load(); }
+  bool aborted() const { return aborted_->load(); }
   // Frees all communicators; aborts those that are not finalized within options.abort_budget.
   void finish() noexcept;
 
  private:
   void throw_if_aborted() const {
-    if (aborted_.load()) throw Stopped("stopped");
+    if (aborted_->load()) throw Stopped("stopped");
   }
+  std::future<NcclResult> on_own_thread(std::function<NcclResult()> call);
   void keep(NcclCommunicator communicator);
   void check(NcclResult result, NcclCommunicator communicator, const char* name, const std::string& what) const;
   [[noreturn]] void give_up(const std::string& what) const;
@@ -91,9 +97,9 @@ class NcclCommunicators {
   int rank_;
   int size_;
   NcclOptions options_;
-  std::mutex calls_;                             // held during every call of NCCL, none of which blocks
+  std::mutex calls_;                             // held during calls of NCCL that do not wait for other ranks
   std::vector<NcclCommunicator> communicators_;  // the world's first
-  std::atomic<bool> aborted_{false};
+  std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);  // also of own threads
 };
 
 // Transport of the messages between devices; `host` reports when the run has been stopped.

@@ -18,8 +18,6 @@ NcclType nccl_type_of(Element element) {
   return NcclType::float32;
 }
 
-bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
-
 class NcclDevicesOfRank;
 
 // One end of an edge: a communicator of its two ranks, the sender first.
@@ -30,6 +28,8 @@ struct NcclEdge {
   std::unique_ptr<Event> idle;  // recorded behind the latest message
   bool busy = false;            // a message has been issued and not been seen to end
   std::string what;             // "edge 3 from rank 1 to rank 2"
+
+  const char* name() const { return sends ? "ncclSend" : "ncclRecv"; }
 };
 
 class NcclGroup final : public StreamGroup {
@@ -76,26 +76,25 @@ class NcclDevicesOfRank final : public DeviceTransport {
     if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
     posted_.push_back({&edge, &message});
   }
-  // Does not include messages behind another one of their edge, which may depend on later work of other workers.
+  // Enqueues the first message of each edge that has none in flight. Those behind another one may depend on later work
+  // of other workers.
   void flush() {
-    communicators_.wait_until("messages", host_, [&] {
-      advance();
-      return in_progress_.empty();
-    });
+    for (const auto [edge, message] : posted_) edge->busy = edge->busy && !device_.done(*edge->idle);
+    std::vector<Posted> later;
+    for (const Posted& each : posted_) each.edge->busy ? later.push_back(each) : enqueue(*each.edge, *each.message);
+    posted_ = std::move(later);
   }
   void progress() {
     throw_if_stopped();
-    advance();
+    flush();
     look();
   }
-  // Issues an operation on a group after everything that has been posted, and returns when it is enqueued on its
-  // stream.
+  // Issues an operation on a group after everything that has been posted; returns when it is enqueued on its stream.
   template <typename Call>
   void issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
     flush();
-    if (!communicators_.issue(communicator, name, what, call)) {
-      communicators_.wait_until(what, host_, [&] { return communicators_.settled(communicator, what); });
-    }
+    if (connecting_) return communicators_.issue_and_wait(communicator, name, what, *host_, call);
+    communicators_.issue(communicator, name, what, call);
   }
   const NcclFunctions& functions() const { return communicators_.functions(); }
 
@@ -111,58 +110,18 @@ class NcclDevicesOfRank final : public DeviceTransport {
     throw Stopped("stopped");
   }
 
-  // One operation is in progress at a time.
-  void advance() {
-    while (!in_progress_.empty() || issue_next()) {
-      for (const auto [edge, message] : in_progress_) {
-        if (!communicators_.settled(edge->communicator, edge->what)) return;
-      }
-      for (const auto [edge, message] : in_progress_) {
-        device_.record(*message->done, *edge->stream);
-        device_.record(*edge->idle, *edge->stream);
-        message->placed.store(true, std::memory_order_release);
-      }
-      in_progress_.clear();
-    }
-  }
-
-  // Issues the first message of each edge that has none in flight, as one operation: NCCL starts a thread for each.
-  // Returns whether there was one. A message behind another one would wait on the device for the other worker, and
-  // with it everything that shares its hardware queue, or that NCCL launches in the order of the calls: what the other
-  // worker waits for may be among it.
-  bool issue_next() {
-    for (const auto [edge, message] : posted_) edge->busy = edge->busy && !device_.done(*edge->idle);
-    std::vector<Posted> later;
-    for (const Posted& each : posted_) {
-      (each.edge->busy ? later : in_progress_).push_back(each);
-      each.edge->busy = true;
-    }
-    posted_ = std::move(later);
-    if (in_progress_.empty()) return false;
-    for (const auto [edge, message] : in_progress_) {
-      if (message->ready != nullptr) device_.wait(*edge->stream, *message->ready);
-      if (message->started != nullptr) device_.record(*message->started, *edge->stream);
-    }
-    const auto [first, first_message] = in_progress_.front();
-    if (in_progress_.size() == 1) {
-      move(*first, first_message->data, first_message->bytes);
-      return true;
-    }
-    const NcclFunctions& nccl = communicators_.functions();
-    communicators_.issue(first->communicator, "ncclGroupEnd", first->what, [&] {
-      NcclResult result = nccl.group_start();
-      for (std::size_t i = 0; i < in_progress_.size() && is_good(result); ++i) {
-        const auto [edge, message] = in_progress_[i];
-        result = call(*edge, message->data, message->bytes);
-      }
-      const NcclResult end = nccl.group_end();
-      return is_good(result) ? end : result;
-    });
-    return true;
-  }
-  bool move(NcclEdge& edge, std::byte* data, std::int64_t bytes) {
-    return communicators_.issue(edge.communicator, edge.sends ? "ncclSend" : "ncclRecv", edge.what,
-                                [&] { return call(edge, data, bytes); });
+  // A message behind another one of its edge would wait on the device for the other worker, and with it everything that
+  // shares its hardware queue, or that NCCL launches in the order of the calls: what the other worker waits for may be
+  // among it. Therefore each edge has one in flight.
+  void enqueue(NcclEdge& edge, DeviceMessage& message) {
+    edge.busy = true;
+    if (message.ready != nullptr) device_.wait(*edge.stream, *message.ready);
+    if (message.started != nullptr) device_.record(*message.started, *edge.stream);
+    communicators_.issue(edge.communicator, edge.name(), edge.what,
+                         [&] { return call(edge, message.data, message.bytes); });
+    device_.record(*message.done, *edge.stream);
+    device_.record(*edge.idle, *edge.stream);
+    message.placed.store(true, std::memory_order_release);
   }
 
   NcclResult call(const NcclEdge& edge, std::byte* data, std::int64_t bytes) const {
@@ -190,7 +149,7 @@ class NcclDevicesOfRank final : public DeviceTransport {
     for (std::size_t i = 0; i < edges.size(); ++i) {
       const NcclEdge& edge = edges[(looked_ + i) % edges.size()];
       if (edge.communicator == nullptr) continue;
-      communicators_.settled(edge.communicator, edge.what);
+      communicators_.look_at(edge.communicator, edge.what);
       looked_ += i;
       break;
     }
@@ -205,9 +164,9 @@ class NcclDevicesOfRank final : public DeviceTransport {
   Device& device_;
   const Transport* host_;
   std::vector<std::unique_ptr<NcclLines>> lines_;
-  std::vector<Posted> posted_;       // and not issued
-  std::vector<Posted> in_progress_;  // issued together
+  std::vector<Posted> posted_;  // and not enqueued
   std::size_t looked_ = 0;
+  bool connecting_ = false;  // operations of groups are first uses
 };
 
 class NcclConnection final : public DeviceConnection {
@@ -225,7 +184,7 @@ class NcclConnection final : public DeviceConnection {
 };
 
 void NcclGroup::reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream) {
-  devices_.issue(communicator_, "ncclAllReduce", what_, [&] {
+  devices_.issue(communicator_, "ncclAllReduce", what_, [=, this, &stream] {
     return devices_.functions().all_reduce(data, data, static_cast<std::size_t>(count), type, reduction, communicator_,
                                            stream.native());
   });
@@ -233,7 +192,7 @@ void NcclGroup::reduce(void* data, std::int64_t count, NcclType type, NcclReduct
 
 void NcclGroup::all_gather(void* data, std::int64_t bytes, Stream& stream) {
   const std::int64_t shard = bytes / size_;
-  devices_.issue(communicator_, "ncclAllGather", what_, [&] {
+  devices_.issue(communicator_, "ncclAllGather", what_, [=, this, &stream] {
     return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * shard, data,
                                            static_cast<std::size_t>(shard), NcclType::int8, communicator_,
                                            stream.native());
@@ -243,18 +202,18 @@ void NcclGroup::all_gather(void* data, std::int64_t bytes, Stream& stream) {
 void NcclGroup::exchange(std::span<const ExchangeBlock> sends, std::span<const ExchangeBlock> receives,
                          Stream& stream) {
   if (sends.empty() && receives.empty()) return;
-  const NcclFunctions& nccl = devices_.functions();
-  devices_.issue(communicator_, "ncclGroupEnd", what_, [&] {
+  devices_.issue(communicator_, "ncclGroupEnd", what_, [=, this, &stream] {
+    const NcclFunctions& nccl = devices_.functions();
     NcclResult result = nccl.group_start();
     const auto each = [&](const ExchangeBlock& block, const auto& call) {
-      if (!is_good(result)) return;
+      if (result != kNcclSuccess) return;
       result = call(block.data, static_cast<std::size_t>(block.bytes), NcclType::int8, block.rank, communicator_,
                     stream.native());
     };
     for (const ExchangeBlock& block : sends) each(block, nccl.send);
     for (const ExchangeBlock& block : receives) each(block, nccl.receive);
     const NcclResult end = nccl.group_end();
-    return is_good(result) ? end : result;
+    return result == kNcclSuccess ? end : result;
   });
 }
 
@@ -285,7 +244,7 @@ void NcclDevicesOfRank::make_edges(NcclLines& lines) {
     std::vector<std::vector<int>> members;
     for (const std::size_t edge : round) members.push_back(ends[edge]);
     const std::string what = fmt::format("making {} edges", round.size());
-    NcclCommunicator const made = communicators_.split(members, communicators_.options().message_blocks, what, host_);
+    NcclCommunicator const made = communicators_.split(members, communicators_.options().message_blocks, what, *host_);
     for (const std::size_t i : round) {
       const auto [sender, receiver] = lines.links.edges[i];
       if (sender != communicators_.rank() && receiver != communicators_.rank()) continue;
@@ -305,7 +264,7 @@ void NcclDevicesOfRank::make_groups(NcclLines& lines) {
     std::vector<std::vector<int>> members;
     for (const std::size_t group : round) members.push_back(groups[group]);
     NcclCommunicator const made =
-        communicators_.split(members, 0, fmt::format("making {} groups", round.size()), host_);
+        communicators_.split(members, 0, fmt::format("making {} groups", round.size()), *host_);
     for (const std::size_t i : round) {
       const auto me = std::find(groups[i].begin(), groups[i].end(), communicators_.rank());
       if (me == groups[i].end()) continue;
@@ -319,31 +278,29 @@ void NcclDevicesOfRank::make_groups(NcclLines& lines) {
 // Uses each edge, then each kernel of each group, then the exchanges of groups once, in order: connections are made and
 // kernels are loaded by the first use, by all members together, and no rank waits for one that waits for a later edge.
 void NcclDevicesOfRank::use_once(NcclLines& lines) {
-  const std::int64_t kBytes = std::max(1024, communicators_.size());
-  std::byte* const buffer = device_.allocate(kBytes);
+  const std::int64_t bytes = std::max(1024, communicators_.size());
+  std::byte* const buffer = device_.allocate(bytes);
   const auto stream = device_.make_stream(StreamPriority::normal);
   const auto done = device_.make_event();
-  const auto finish = [&](Stream& on, NcclCommunicator communicator, const std::string& what) {
+  const auto finish = [&](const std::string& what, Stream& on, NcclCommunicator communicator = nullptr) {
     device_.record(*done, on);
-    communicators_.wait_until(what, host_, [&] {
-      communicators_.settled(communicator, what);
+    communicators_.wait_until(what, *host_, [&] {
+      if (communicator != nullptr) communicators_.look_at(communicator, what);
       return device_.done(*done);
     });
   };
   for (NcclEdge& edge : lines.edges) {
     if (edge.communicator == nullptr) continue;
-    if (!move(edge, buffer, kBytes)) {
-      communicators_.wait_until(edge.what, host_, [&] { return communicators_.settled(edge.communicator, edge.what); });
-    }
-    finish(*edge.stream, edge.communicator, edge.what);
+    communicators_.issue_and_wait(edge.communicator, edge.name(), edge.what, *host_,
+                                  [this, &edge, buffer, bytes] { return call(edge, buffer, bytes); });
+    finish(edge.what, *edge.stream, edge.communicator);
   }
+  connecting_ = true;
   for (const auto& group : lines.groups) {
     if (group == nullptr) continue;
     const auto first = [&](const char* what, const auto& use) {
       use();
-      device_.record(*done, *stream);
-      communicators_.wait_until(fmt::format("the first {} of a group", what), host_,
-                                [&] { return device_.done(*done); });
+      finish(fmt::format("the first {} of a group", what), *stream);
     };
     auto* const number = reinterpret_cast<float*>(buffer);
     first("sum", [&] { group->all_reduce_sum(number, 1, Element::float32, *stream); });
@@ -359,9 +316,9 @@ void NcclDevicesOfRank::use_once(NcclLines& lines) {
       if (rank != group->rank()) blocks.push_back({rank, buffer, 1});
     }
     group->exchange(blocks, blocks, *stream);
-    device_.record(*done, *stream);
-    communicators_.wait_until("the first exchange of a group", host_, [&] { return device_.done(*done); });
+    finish("the first exchange of a group", *stream);
   }
+  connecting_ = false;
   device_.release(buffer);
 }
 

@@ -16,6 +16,7 @@ constexpr int kLeastVersion = 21800;  // has ncclCommSplit and its configuration
 
 NcclFunctions load_nccl() {
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+  setenv("NCCL_COMM_BLOCKING", "1", 1);
   const DynamicLibrary library("NCCL", kNcclNames, cuda_library_folders());
   NcclFunctions found{};
   library.find(found.get_version, "ncclGetVersion");

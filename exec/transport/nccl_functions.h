@@ -16,7 +16,6 @@ using NcclCommunicator = NcclCommunicatorState*;
 
 using NcclResult = int;
 inline constexpr NcclResult kNcclSuccess = 0;
-inline constexpr NcclResult kNcclInProgress = 7;
 
 struct NcclId {
   std::array<char, 128> bytes;
@@ -67,7 +66,7 @@ struct NcclFunctions {
 // Loads NCCL on the first call. Throws DeviceError, on every call, if NCCL 2.18 or later is not found.
 //
 // Sets NCCL_RUNTIME_CONNECT=0: groups connect when they are created and not during a run, where that could wait for the
-// device, and the device for it.
+// device, and the device for it. Sets NCCL_COMM_BLOCKING=1, which would override NcclConfig::blocking.
 const NcclFunctions& nccl();
 
 }  // namespace sluice::exec

@@ -1,6 +1,7 @@
 #include "tests/support/fake_nccl.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -21,9 +22,9 @@ namespace {
 
 constexpr NcclResult kInvalidUsage = 5;
 constexpr NcclResult kRemoteError = 6;
-constexpr int kLooks = 3;  // calls of ncclCommGetAsyncError until a connection is made
 
-struct Communicator;
+// What the first use of a communicator connects: all of its ranks, apart for collectives and for messages.
+enum Connection : std::size_t { kCollectives, kMessages, kNumConnections };
 
 // Two ends of a message; the second to arrive finds the data of the first.
 struct Half {
@@ -45,6 +46,7 @@ struct Clique {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
+  std::array<int, kNumConnections> connecting{};              // number of members that have come
   std::map<std::pair<int, int>, std::deque<Half*>> sends;     // by sender and receiver
   std::map<std::pair<int, int>, std::deque<Half*>> receives;  // likewise
   std::vector<void*> brought;                                 // inputs of an all-reduce, by rank
@@ -61,21 +63,13 @@ struct Communicator {
   std::shared_ptr<Clique> clique;
   int rank = 0;
   int world_rank = 0;
-  std::mutex mutex;  // guards the members below
-  int looks_left = 0;
-  std::function<void()> when_settled;
-  bool connected = false;
-  bool joining = false;
+  std::array<bool, kNumConnections> connected{};
   int splits = 0;
-  bool splitting = false;
-  int colour = 0;
-  bool splits_edges = false;  // the split limits the blocks of its operations
-  bool edge = false;
+  bool edge = false;                   // its operations use few blocks
   std::atomic<bool> in_flight{false};  // an edge's message
-  Communicator** split_into = nullptr;
-  std::thread::id by;
-  bool ended = false;
-  std::atomic<bool> aborted{false};  // operations that wait on the device end
+  std::atomic<bool> in_call{false};    // of NCCL
+  std::atomic<bool> ended{false};
+  std::atomic<bool> aborted{false};  // calls of NCCL, and operations that wait on the device, end
 };
 
 struct State {
@@ -84,7 +78,6 @@ struct State {
   std::map<std::string, std::shared_ptr<Clique>> worlds;
   std::vector<std::unique_ptr<Communicator>> communicators;
   std::vector<std::string> misuse;
-  std::map<std::thread::id, int> in_progress;  // by thread
   int alive = 0;
   int ids = 0;
   int aborting = 0;
@@ -92,8 +85,10 @@ struct State {
   int abort_waits_for = 0;
   bool abort_hangs = false;
   int fails = -1;
-  int looks = 0;  // calls of ncclCommGetAsyncError until an operation of a connected communicator is enqueued
-  int operations = 0;
+  int never_connects = -1;
+  int never_finalizes = -1;
+  int waiting = 0;                // calls that wait for other ranks
+  std::atomic<bool> over{false};  // they end
 };
 State* state = nullptr;
 
@@ -124,54 +119,70 @@ Communicator* make(std::shared_ptr<Clique> clique, int rank, int world_rank) {
   return state->communicators.back().get();
 }
 
-// The caller holds the communicator's mutex. Counts the operation unless it continues that of a group.
-void begin(Communicator& communicator, int looks, std::function<void()> when_settled, bool first) {
-  communicator.looks_left = looks;
-  communicator.when_settled = std::move(when_settled);
-  communicator.by = std::this_thread::get_id();
-  const std::lock_guard lock(state->mutex);
-  if (state->in_progress[communicator.by]++ > 0 && first) {
-    state->misuse.push_back("two operations of a thread in progress");
+// A call that uses a communicator: NCCL allows one at a time.
+class Use {
+ public:
+  explicit Use(Communicator& communicator) : communicator_(communicator), alone_(!communicator.in_call.exchange(true)) {
+    if (!alone_) complain("a communicator is used by two calls");
+    if (communicator.ended) complain("a communicator is used after its end");
   }
-}
+  ~Use() {
+    if (alone_) communicator_.in_call = false;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  bool allowed() const { return alone_ && !communicator_.ended; }
 
-void settle(Communicator& communicator) {
-  const std::lock_guard lock(state->mutex);
-  --state->in_progress[communicator.by];
-}
+ private:
+  Communicator& communicator_;
+  bool alone_;
+};
 
-// Enqueues an operation immediately, or later if it must connect first. The caller holds the communicator's mutex.
-NcclResult start(Communicator& communicator, std::function<void()> place, bool first) {
-  int looks = 0;
+// Blocks until the condition holds, which other members of the clique change. Returns an error if `communicator`,
+// unless null, is aborted before, or the fake ends.
+template <typename Condition>
+NcclResult wait_for_members(Clique& clique, const Communicator* communicator, const Condition& come) {
+  const auto count = [](int change) {
+    const std::lock_guard lock(state->mutex);
+    state->waiting += change;
+  };
+  count(1);
+  NcclResult result = kNcclSuccess;
   {
-    const std::lock_guard all(state->mutex);
-    state->operations += first ? 1 : 0;
-    looks = communicator.connected ? state->looks : kLooks;
+    std::unique_lock lock(clique.mutex);
+    const auto ends = [&] { return (communicator != nullptr && communicator->aborted) || state->over; };
+    clique.changed.wait(lock, [&] { return ends() || come(); });
+    if (ends()) result = kRemoteError;
   }
-  communicator.connected = true;
-  if (looks == 0) {
-    place();
-    return kNcclSuccess;
-  }
-  begin(communicator, looks, std::move(place), first);
-  return kNcclInProgress;
+  count(-1);
+  return result;
 }
 
-// Returns whether an operation may begin. The caller holds the communicator's mutex.
-bool may_begin(const Communicator& communicator) {
-  if (!communicator.ended && communicator.looks_left == 0 && !communicator.joining && !communicator.splitting) {
-    return true;
+// The first use of a communicator waits for the first use of all its members.
+NcclResult connect(Communicator& communicator, Connection connection) {
+  if (communicator.connected[connection]) return kNcclSuccess;
+  Clique& clique = *communicator.clique;
+  bool comes = true;
+  {
+    const std::lock_guard lock(state->mutex);
+    comes = state->never_connects != communicator.world_rank;
   }
-  complain(communicator.ended ? "a communicator is used after its end" : "a communicator in progress is used");
-  return false;
+  {
+    const std::lock_guard lock(clique.mutex);
+    clique.connecting[connection] += comes ? 1 : 0;
+    clique.changed.notify_all();
+  }
+  communicator.connected[connection] = true;
+  return wait_for_members(clique, &communicator, [&] { return clique.connecting[connection] == clique.size; });
 }
 
-NcclResult put(Communicator& communicator, void* stream, std::function<void()> task) {
-  const std::lock_guard lock(communicator.mutex);
-  if (!may_begin(communicator)) return kInvalidUsage;
+NcclResult put(Communicator& communicator, void* stream, const std::function<void()>& task) {
+  const Use use(communicator);
+  if (!use.allowed()) return kInvalidUsage;
   if (in_group) complain("a collective in a group");
-  return start(
-      communicator, [stream, task = std::move(task)] { emulation::put(*static_cast<Stream*>(stream), task); }, true);
+  const NcclResult connected = connect(communicator, kCollectives);
+  if (connected == kNcclSuccess) emulation::put(*static_cast<Stream*>(stream), task);
+  return connected;
 }
 
 NcclResult group_start() {
@@ -211,24 +222,24 @@ void exchange(Communicator& communicator, std::vector<Transfer>& transfers) {
   }
 }
 
-// Enqueues the messages of one communicator, which run together. The caller holds the communicator's mutex.
+// Enqueues the messages of one communicator, which run together.
 // On a GPU, whatever NCCL launches later may have to wait for a message that is behind another one.
-NcclResult start_transfers(Communicator& communicator, void* stream, std::vector<Transfer> transfers, bool first) {
+NcclResult start_transfers(Communicator& communicator, void* stream, std::vector<Transfer> transfers) {
+  const Use use(communicator);
+  if (!use.allowed()) return kInvalidUsage;
+  const NcclResult connected = connect(communicator, kMessages);
+  if (connected != kNcclSuccess) return connected;
   if (communicator.edge && communicator.in_flight.exchange(true)) complain("a message behind another one of its edge");
-  const auto task = [&communicator, transfers = std::move(transfers)]() mutable {
+  emulation::put(*static_cast<Stream*>(stream), [&communicator, transfers = std::move(transfers)]() mutable {
     exchange(communicator, transfers);
     communicator.in_flight = false;
-  };
-  return start(
-      communicator, [stream, task] { emulation::put(*static_cast<Stream*>(stream), task); }, first);
+  });
+  return kNcclSuccess;
 }
 
 // Enqueues a message now, or at the end of the group.
 NcclResult put(Communicator& communicator, void* stream, const Transfer& transfer) {
-  const std::lock_guard lock(communicator.mutex);
-  if (!may_begin(communicator)) return kInvalidUsage;
-  if (!in_group) return start_transfers(communicator, stream, {transfer}, true);
-  if (!communicator.connected && communicator.edge) complain("a communicator connects in a group");
+  if (!in_group) return start_transfers(communicator, stream, {transfer});
   const auto same = std::find_if(grouped.begin(), grouped.end(),
                                  [&](const Grouped& other) { return other.communicator == &communicator; });
   if (same == grouped.end()) {
@@ -243,16 +254,11 @@ NcclResult put(Communicator& communicator, void* stream, const Transfer& transfe
 
 NcclResult group_end() {
   in_group = false;
-  NcclResult result = kNcclSuccess;
-  bool first = true;
   for (Grouped& each : std::exchange(grouped, {})) {
-    const std::lock_guard lock(each.communicator->mutex);
-    if (start_transfers(*each.communicator, each.stream, std::move(each.transfers), first) != kNcclSuccess) {
-      result = kNcclInProgress;
-    }
-    first = false;
+    const NcclResult result = start_transfers(*each.communicator, each.stream, std::move(each.transfers));
+    if (result != kNcclSuccess) return result;
   }
-  return result;
+  return kNcclSuccess;
 }
 
 // Reduces in float32, in the order of the ranks, and rounds once.
@@ -325,8 +331,8 @@ NcclResult get_unique_id(NcclId* id) {
   return kNcclSuccess;
 }
 
-NcclResult init_rank(NcclCommunicator* communicator, int size, NcclId id, int rank, NcclConfig* config) {
-  if (config->magic != 0xcafebeef || config->size != sizeof(NcclConfig) || config->blocking != 0) {
+NcclResult init_rank(NcclCommunicator* made, int size, NcclId id, int rank, NcclConfig* config) {
+  if (config->magic != 0xcafebeef || config->size != sizeof(NcclConfig) || config->blocking != 1) {
     complain("a world's configuration");
   }
   std::shared_ptr<Clique> clique;
@@ -336,103 +342,80 @@ NcclResult init_rank(NcclCommunicator* communicator, int size, NcclId id, int ra
     if (world == nullptr) world = std::make_shared<Clique>();
     clique = world;
   }
-  Communicator* const fresh = make(clique, rank, rank);
-  *communicator = reinterpret_cast<NcclCommunicator>(fresh);
-  const std::lock_guard lock(fresh->mutex);
-  fresh->joining = true;
-  const std::lock_guard members(clique->mutex);
-  clique->size = size;
-  ++clique->joined;
-  return kNcclInProgress;
+  {
+    const std::lock_guard lock(clique->mutex);
+    clique->size = size;
+    ++clique->joined;
+    clique->changed.notify_all();
+  }
+  const NcclResult joined = wait_for_members(*clique, nullptr, [&] { return clique->joined == size; });
+  if (joined == kNcclSuccess) *made = reinterpret_cast<NcclCommunicator>(make(clique, rank, rank));
+  return joined;
 }
 
 NcclResult split(NcclCommunicator parent, int colour, int key, NcclCommunicator* made, NcclConfig* config) {
   Communicator& communicator = *of(parent);
-  const std::lock_guard lock(communicator.mutex);
-  if (config->blocking != 0) complain("a split's configuration");
-  if (communicator.looks_left > 0 || communicator.joining || communicator.splitting || communicator.ended) {
-    complain("a communicator in progress is split");
-    return kInvalidUsage;
-  }
-  *made = nullptr;
-  communicator.splitting = true;
-  communicator.colour = colour;
-  communicator.splits_edges = config->max_ctas != kNcclUndefined;
-  communicator.split_into = reinterpret_cast<Communicator**>(made);
-  const std::lock_guard members(communicator.clique->mutex);
-  communicator.clique->splits[communicator.splits].wishes[communicator.rank] = {colour, key};
-  return kNcclSuccess;  // as of NCCL 2.28, although it is in progress
-}
-
-// Returns whether all members have called the split that this one waits for. The caller holds the communicator's mutex.
-bool finish_split(Communicator& communicator) {
-  std::shared_ptr<Clique> child;
-  int rank = 0;
+  if (config->blocking != 1) complain("a split's configuration");
+  const Use use(communicator);
+  if (!use.allowed()) return kInvalidUsage;
+  Clique& clique = *communicator.clique;
+  Clique::Split* split = nullptr;
   {
-    Clique& clique = *communicator.clique;
-    const std::lock_guard members(clique.mutex);
-    Clique::Split& split = clique.splits[communicator.splits];
-    if (static_cast<int>(split.wishes.size()) < clique.size) return false;
-    ++communicator.splits;
-    communicator.splitting = false;
-    if (communicator.colour == kNcclNoColour) return true;
+    const std::lock_guard lock(clique.mutex);
+    split = &clique.splits[communicator.splits++];
+    split->wishes[communicator.rank] = {colour, key};
+    clique.changed.notify_all();
+  }
+  const NcclResult met =
+      wait_for_members(clique, &communicator, [&] { return static_cast<int>(split->wishes.size()) == clique.size; });
+  if (met != kNcclSuccess || colour == kNcclNoColour) return met;
+  int rank = 0;
+  std::shared_ptr<Clique> child;
+  {
+    const std::lock_guard lock(clique.mutex);
     int size = 0;
-    const auto mine = std::pair(split.wishes[communicator.rank].second, communicator.rank);
-    for (const auto& [other, wish] : split.wishes) {
-      if (wish.first != communicator.colour) continue;
+    const auto mine = std::pair(key, communicator.rank);
+    for (const auto& [other, wish] : split->wishes) {
+      if (wish.first != colour) continue;
       ++size;
       rank += std::pair(wish.second, other) < mine ? 1 : 0;
     }
-    auto& clique_of_colour = split.made[communicator.colour];
+    auto& clique_of_colour = split->made[colour];
     if (clique_of_colour == nullptr) clique_of_colour = std::make_shared<Clique>();
     child = clique_of_colour;
     child->size = size;
   }
   Communicator* const fresh = make(child, rank, communicator.world_rank);
-  fresh->edge = communicator.splits_edges;
-  *communicator.split_into = fresh;
-  return true;
+  fresh->edge = config->max_ctas != kNcclUndefined;
+  *made = reinterpret_cast<NcclCommunicator>(fresh);
+  return kNcclSuccess;
 }
 
 NcclResult get_async_error(NcclCommunicator handle, NcclResult* result) {
-  Communicator& communicator = *of(handle);
-  {
-    const std::lock_guard lock(state->mutex);
-    if (state->fails == communicator.world_rank) {
-      *result = kRemoteError;
-      return kNcclSuccess;
-    }
-  }
-  const std::lock_guard lock(communicator.mutex);
-  *result = kNcclSuccess;
+  const Communicator& communicator = *of(handle);
   if (communicator.ended) complain("a communicator is looked at after its end");
-  if (communicator.joining) {
-    const std::lock_guard members(communicator.clique->mutex);
-    communicator.joining = communicator.clique->joined < communicator.clique->size;
-    if (communicator.joining) *result = kNcclInProgress;
-  } else if (communicator.splitting) {
-    if (!finish_split(communicator)) *result = kNcclInProgress;
-  } else if (communicator.looks_left > 0) {
-    if (--communicator.looks_left > 0) {
-      *result = kNcclInProgress;
-    } else {
-      communicator.when_settled();
-      settle(communicator);
-    }
-  }
+  const std::lock_guard lock(state->mutex);
+  *result = state->fails == communicator.world_rank ? kRemoteError : kNcclSuccess;
   return kNcclSuccess;
 }
 
 void end(Communicator& communicator) {
-  const std::lock_guard lock(communicator.mutex);
-  if (communicator.ended) complain("a communicator is ended twice");
-  communicator.ended = true;
-  if (communicator.looks_left > 0) settle(communicator);
-  const std::lock_guard all(state->mutex);
+  if (communicator.ended.exchange(true)) complain("a communicator is ended twice");
+  const std::lock_guard lock(state->mutex);
   --state->alive;
 }
 
-NcclResult finalize(NcclCommunicator) { return kNcclSuccess; }
+NcclResult finalize(NcclCommunicator handle) {
+  Communicator& communicator = *of(handle);
+  const Use use(communicator);
+  if (!use.allowed()) return kInvalidUsage;
+  bool ends = true;
+  {
+    const std::lock_guard lock(state->mutex);
+    ends = state->never_finalizes != communicator.world_rank;
+  }
+  return wait_for_members(*communicator.clique, &communicator, [&] { return ends; });
+}
 
 NcclResult destroy(NcclCommunicator handle) {
   end(*of(handle));
@@ -517,16 +500,21 @@ FakeNccl::FakeNccl()
 }
 
 FakeNccl::~FakeNccl() {
-  {
-    std::unique_lock lock(state->mutex);
-    state->abort_hangs = false;
-    state->changed.notify_all();
-  }
   // Lets the remaining threads end.
+  state->over = true;
   while (true) {
+    std::vector<std::shared_ptr<Clique>> cliques;
     {
       const std::lock_guard lock(state->mutex);
-      if (state->aborting == 0) break;
+      state->abort_hangs = false;
+      state->changed.notify_all();
+      if (state->aborting == 0 && state->waiting == 0) break;
+      for (const auto& [id, world] : state->worlds) cliques.push_back(world);
+      for (const auto& communicator : state->communicators) cliques.push_back(communicator->clique);
+    }
+    for (const auto& clique : cliques) {
+      const std::lock_guard lock(clique->mutex);
+      clique->changed.notify_all();
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -554,13 +542,17 @@ void FakeNccl::abort_hangs() {
   const std::lock_guard lock(state->mutex);
   state->abort_hangs = true;
 }
-int FakeNccl::operations() const {
+int FakeNccl::waiting() const {
   const std::lock_guard lock(state->mutex);
-  return state->operations;
+  return state->waiting;
 }
-void FakeNccl::take_looks(int looks) {
+void FakeNccl::never_connect(int world_rank) {
   const std::lock_guard lock(state->mutex);
-  state->looks = looks;
+  state->never_connects = world_rank;
+}
+void FakeNccl::never_finalize(int world_rank) {
+  const std::lock_guard lock(state->mutex);
+  state->never_finalizes = world_rank;
 }
 void FakeNccl::fail(int world_rank) {
   const std::lock_guard lock(state->mutex);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <exception>
@@ -31,6 +32,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -157,9 +159,8 @@ TEST_F(Nccl, EdgesDoNotWaitForEachOther) {
   expect_no_errors();
 }
 
-// NCCL starts a thread for each operation: messages of different edges are one. Those of an edge are not, since none of
-// them would arrive before the data of all are complete, and flush does not wait for those behind another one.
-TEST_F(Nccl, MessagesPostedTogetherAreOneOperation) {
+// What would be queued behind a message that waits may hold up what the other rank waits for.
+TEST_F(Nccl, AMessageBehindAnotherOneOfItsEdgeIsEnqueuedLater) {
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}}, .groups = {}};
   std::barrier together(2);
   on_ranks(2, [&](const Rank& mine) {
@@ -173,23 +174,24 @@ TEST_F(Nccl, MessagesPostedTogetherAreOneOperation) {
       messages[i].edge = i % 2;
       messages[i].done = events[i].get();
     }
-    together.arrive_and_wait();
-    const int before = fake_.operations();
-    together.arrive_and_wait();
-    if (mine.rank == 0) fake_.take_looks(5);
-    together.arrive_and_wait();
-    for (DeviceMessage& message : messages) {
-      links.edges[message.edge].first == mine.rank ? connection->send(message) : connection->receive(message);
+    const auto post_and_flush = [&] {
+      for (DeviceMessage& message : messages) {
+        links.edges[message.edge].first == mine.rank ? connection->send(message) : connection->receive(message);
+      }
+      connection->flush();
+      EXPECT_TRUE(messages[0].placed.load());
+      EXPECT_TRUE(messages[1].placed.load());
+    };
+    if (mine.rank == 0) {
+      post_and_flush();
+      EXPECT_FALSE(messages[2].placed.load());
     }
-    connection->flush();
-    EXPECT_TRUE(messages[0].placed.load());
-    EXPECT_TRUE(messages[1].placed.load());
+    together.arrive_and_wait();
+    if (mine.rank == 1) post_and_flush();
     for (DeviceMessage& message : messages) finish(*connection, mine.device, message);
     for (std::size_t i = 0; i < messages.size(); ++i) {
       EXPECT_EQ(messages[i].data[63], static_cast<std::byte>(10 * (i % 2) + i));
     }
-    together.arrive_and_wait();
-    EXPECT_EQ(fake_.operations() - before, 2 * 2);
   });
   expect_no_errors();
 }
@@ -370,6 +372,91 @@ TEST_F(Nccl, MissingRankIsReported) {
     given_up.count_down();
   });
   EXPECT_THAT(errors_[0], HasSubstr("NCCL: making 1 edges: rank 0 has waited 3 s for the other ranks"));
+}
+
+// Rank 1 never joins the world. The thread of rank 0 stays inside NCCL.
+class NcclStart : public Nccl {
+ protected:
+  // Calls `meanwhile` with the transport of rank 0 when that waits for rank 1. Returns the error of rank 0.
+  std::string error_of_rank_0(const std::function<void(Transport&)>& meanwhile) {
+    std::string error;
+    test::FirstSays said;
+    std::latch ended(1);
+    const std::jthread other([&] {
+      const auto control = make_tcp_transport(1, 2, said.to(1), milliseconds(120000));
+      NcclId id;
+      control->broadcast(std::as_writable_bytes(std::span(id.bytes)));
+      ended.wait();
+    });
+    const auto device = emulation::make_device({});
+    const auto control = make_tcp_transport(0, 2, said.to(0), milliseconds(120000));
+    {
+      const std::jthread watches([&] {
+        while (fake_.waiting() == 0) std::this_thread::yield();
+        meanwhile(*control);
+      });
+      try {
+        const NcclWorld world(fake_.functions(), *device, *control, options_);
+      } catch (const std::exception& thrown) {
+        error = thrown.what();
+      }
+    }
+    ended.count_down();
+    EXPECT_EQ(fake_.alive(), 0);
+    return error;
+  }
+};
+
+TEST_F(NcclStart, MissingRankIsReported) {
+  options_.patience = milliseconds(200);
+  EXPECT_THAT(error_of_rank_0([](Transport&) {}),
+              HasSubstr("NCCL: the world of 2 ranks: rank 0 has waited 0.2 s for the other ranks: one of them has not "
+                        "arrived or cannot be reached"));
+}
+
+TEST_F(NcclStart, StopEndsIt) {
+  EXPECT_EQ(error_of_rank_0([](Transport& control) { control.stop(); }), "stopped");
+}
+
+// The first use of an edge blocks both ranks inside NCCL.
+TEST_F(Nccl, PatienceWithAFirstUseEnds) {
+  fake_.never_connect(1);
+  options_.patience = milliseconds(3000);  // enough to make the edge on a busy machine
+  on_ranks(2, [&](const Rank& mine) { mine.world.devices().connect({.edges = {{0, 1}}, .groups = {}}, mine.device); });
+  EXPECT_THAT(errors_, Each(HasSubstr("NCCL: edge 0 from rank 0 to rank 1: rank ")));
+  EXPECT_EQ(fake_.alive(), 0);
+  EXPECT_EQ(fake_.waiting(), 0);
+}
+
+TEST_F(Nccl, StopEndsAFirstUse) {
+  for (const DeviceLinks& links :
+       {DeviceLinks{.edges = {{0, 1}}, .groups = {}}, DeviceLinks{.edges = {}, .groups = {{0, 1}}, .exchanges = {}}}) {
+    fake_.never_connect(1);
+    std::atomic<bool> both_wait{false};
+    on_ranks(2, [&](const Rank& mine) {
+      const std::jthread stops([&] {
+        while (!both_wait) {
+          // With the world and the communicator of the edge or group.
+          if (fake_.alive() == 2 * 2 && fake_.waiting() == 2) both_wait = true;
+          std::this_thread::yield();
+        }
+        mine.control.stop();
+      });
+      mine.world.devices().connect(links, mine.device);
+    });
+    EXPECT_THAT(errors_, Each("stopped"));
+    EXPECT_EQ(fake_.alive(), 0);
+    EXPECT_EQ(fake_.waiting(), 0);
+  }
+}
+
+TEST_F(Nccl, FinalizingHasABudget) {
+  fake_.never_finalize(1);
+  options_.abort_budget = milliseconds(500);
+  on_ranks(2, [](const Rank&) {});
+  expect_no_errors();
+  EXPECT_EQ(fake_.alive(), 0);
+  EXPECT_GE(fake_.most_aborts_at_once(), 1);
 }
 
 TEST_F(Nccl, ErrorsNameTheEdgeTheRankAndTheDevice) {
