@@ -240,7 +240,7 @@ class HfConfig {
     out.qk_norm = has_qk_norm() ? type_.qk_norm : QkNorm::none;
     if (type_.name == "glm4_moe" && r_.boolean_or("use_qk_norm", false)) out.qk_norm = QkNorm::per_head;
     out.gate = type_.gate;
-    out.sinks = type_.sinks && local;
+    out.sinks = type_.sinks.find(kind) != std::string_view::npos;
     if (sparse_at(layer)) {
       JsonReader sparse = r_.at("sparse_attention_config");
       const auto sparse_size = [&](const char* key) {
@@ -401,6 +401,7 @@ class HfConfig {
     return shared("experts", [&] {
       ExpertsBlock::Options out;
       out.gated = type_.gated;
+      out.bias = type_.mlp_bias;
       Experts& experts = out.experts;
       experts.count = size_of({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"});
       experts.per_token =
@@ -410,6 +411,7 @@ class HfConfig {
         r_.fail(fmt::format("a token cannot go to {} of {} experts", experts.per_token, experts.count));
       experts.shared_ffn_hidden = shared_width(experts.ffn_hidden);
       experts.shared_gate = type_.shared_gate;
+      if (type_.clamp > 0) experts.clamp = r_.number_or("swiglu_limit", 1e-3, 1e6, type_.clamp);
       experts.groups = std::max(1, size_or("n_group", size_or("num_expert_group", 1)));
       experts.groups_per_token = std::max(1, size_or("topk_group", 1));
       out.router_bias = type_.router_bias || r_.boolean_or("router_bias", false);

@@ -139,9 +139,13 @@ const Transformer& Model::transformer(std::string_view what) const {
   if (flat) return *flat;
   std::string kind = "layers of this kind";
   any_block([&](const Block& block) {
-    const bool plain = block.kind() == "attention" || block.kind() == "mlp" || block.kind() == "experts";
+    const auto* const attention = dynamic_cast<const Attention*>(&block);
+    const bool windows =
+        attention != nullptr && (attention->options().core.window > 0 || attention->options().core.chunk > 0);
+    const bool plain = attention != nullptr || block.kind() == "mlp" || block.kind() == "experts";
+    if (windows) kind = "attention with a window";
     if (!plain) kind = block.kind();
-    return !plain;
+    return windows || !plain;
   });
   throw InputError(fmt::format("{}: {}: {} is not supported", name, what, kind));
 }

@@ -91,11 +91,10 @@ Transformer llama(JsonReader& reader, const std::string& type) {
   model.vocab = reader.integer("vocab_size", 1, kMaxVocab);
   model.tied_embeddings = reader.boolean_or("tie_word_embeddings", false);
   model.rms_norm = true;
-  const bool gpt_oss = type == "gpt_oss";
-  model.projection_bias = reader.boolean_or("attention_bias", gpt_oss);
+  model.projection_bias = reader.boolean_or("attention_bias", false);
   model.qkv_bias = (qwen2 && reader.boolean_or("qkv_bias", true)) || model.projection_bias;
   model.qk_norm = type.starts_with("qwen3");
-  model.mlp_bias = gpt_oss || reader.boolean_or("mlp_bias", false);
+  model.mlp_bias = reader.boolean_or("mlp_bias", false);
   model.dropout = reader.number_or("attention_dropout", 0, 1, 0) > 0;
   model.max_positions = size_or(reader, "max_position_embeddings", 0);
   return model;
@@ -266,9 +265,8 @@ void read_megatron_latents(JsonReader& reader, Transformer& model) {
 }  // namespace
 
 const std::vector<std::string>& transformer_types() {
-  static const std::vector<std::string> types = {"gpt2",      "llama",       "mistral",    "qwen2",
-                                                 "qwen3",     "mixtral",     "gpt_oss",    "qwen2_moe",
-                                                 "qwen3_moe", "deepseek_v2", "deepseek_v3"};
+  static const std::vector<std::string> types = {"gpt2",    "llama",     "mistral",   "qwen2",       "qwen3",
+                                                 "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"};
   return types;
 }
 
@@ -279,10 +277,9 @@ Transformer transformer_from_hf(JsonReader reader) {
     reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(types, ", ")));
   }
   Transformer model = type == "gpt2" ? gpt2(reader) : llama(reader, type);
-  if (type == "mixtral" || type == "gpt_oss") {
+  if (type == "mixtral") {
     model.experts = {.count = experts_of(reader, "num_local_experts"), .ffn_hidden = model.ffn_hidden};
     model.experts.per_token = experts_per_token(reader, "num_experts_per_tok", model.experts);
-    if (type == "gpt_oss") model.experts.clamp = reader.number_or("swiglu_limit", 1e-3, 1e6, 7);
   } else if (type.ends_with("_moe")) {
     read_qwen_experts(reader, type == "qwen2_moe", model);
   } else if (type.starts_with("deepseek")) {

@@ -91,10 +91,16 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
               HasSubstr("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"));
 }
 
+// GPT-OSS 120B with full attention in all layers and without sinks.
+const std::string kBiasedExperts =
+    "plan --num-layers 36 --hidden-size 2880 --num-attention-heads 64 --group-query-attention --num-query-groups 8 "
+    "--kv-channels 64 --swiglu --ffn-hidden-size 2880 --vocab-size 201088 --position-embedding-type rope "
+    "--normalization RMSNorm --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 "
+    "--num-experts 128 --moe-router-topk 4 --activation-func-clamp-value 7 "
+    "--cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 --mbs 1";
+
 TEST(PlanCommand, PrintsTheClampOfExperts) {
-  const CommandResult result = run_sluice(
-      words("plan --model gpt-oss-120b --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 "
-            "--mbs 1 --runs-on megatron --schedule 1f1b --top 1"));
+  const CommandResult result = run_sluice(words(kBiasedExperts + " --runs-on megatron --schedule 1f1b --top 1"));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, testing::HasSubstr("--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7"));
   EXPECT_THAT(result.out, testing::Not(testing::HasSubstr("--swiglu")));
@@ -152,9 +158,7 @@ TEST(PlanCommand, CsvHasTheRecomputedModules) {
 }
 
 TEST(PlanCommand, RunsNoBiasesOfExperts) {
-  const CommandResult result = run_sluice(
-      words("plan --model gpt-oss-120b --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 "
-            "--mbs 1 --runs-on sluice --schedule 1f1b"));
+  const CommandResult result = run_sluice(words(kBiasedExperts + " --runs-on sluice --schedule 1f1b"));
   EXPECT_EQ(result.exit_code, 2) << result.out;
   EXPECT_THAT(result.out + result.err, testing::HasSubstr("its kernels do not support biases of experts"));
 }

@@ -291,6 +291,8 @@ TEST(RunCommand, InvalidFlagsAreReported) {
                     "--position-embedding-type none",
                     2),
               HasSubstr("runs do not support models without position embeddings"));
+  EXPECT_THAT(error("run --model gpt-oss-20b --pp 1 --microbatches 1 --seq-length 64", 2),
+              HasSubstr("gpt-oss-20b: a run: attention with a window is not supported"));
   EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("--etp: runs do not support it: expected 1, got 2"));
   EXPECT_THAT(error(kExpertRun + "--weave dualpip", 2), HasSubstr("did you mean 'dualpipe'"));
   EXPECT_THAT(error(kExpertRun + "--dp 2 --ep 2 --weave search", 2),

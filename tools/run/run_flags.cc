@@ -192,6 +192,7 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
     throw InputError(fmt::format("{}: {}: runs do not support it: expected {}, got {}", scenario.source, row.pointer,
                                  fallback.is_discarded() ? "none" : fallback.dump(), document.at(place).dump()));
   }
+  if (scenario.model) (void)scenario.model->transformer("a run");  // names a block, not its options
   // With experts and tensor parallelism it is required elsewhere; expert layers then split the tokens here, too.
   const bool has_experts = scenario.model && scenario.model->has_experts();
   refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");

@@ -172,7 +172,7 @@ Moved moved_by(const std::vector<KernelCall>& calls, std::string_view name) {
 }
 
 TEST(ExpertBiases, AreAddedInPyTorchUnlessExpertsAreFused) {
-  const Transformer model = example("gpt-oss-120b/config.json");
+  const Transformer model = gpt_oss_120b();
   Training training = training_of(1, 1, 64, 64);
   const SliceShape slice{.sequences = 1, .tokens = kTokens, .context = 0};
   const auto kernels = [&](OpKind kind) { return layer_kernels(model, training, kind, slice, LayerKind::experts); };
@@ -196,7 +196,7 @@ TEST(ExpertBiases, AreAddedInPyTorchUnlessExpertsAreFused) {
 
 // Either half is clamped, and both are joined; backward, both gradients are masked by the inputs and joined.
 TEST(ExpertClamp, IsOfPyTorchUnlessExpertsAreFused) {
-  const Transformer model = example("gpt-oss-120b/config.json");
+  const Transformer model = gpt_oss_120b();
   EXPECT_EQ(model.experts.clamp, 7);
   Training training = training_of(1, 1, 64, 64);
   training.recompute = Training::Recompute::selective;
@@ -219,7 +219,7 @@ TEST(ExpertClamp, IsOfPyTorchUnlessExpertsAreFused) {
 }
 
 TEST(ExpertBiases, AreDividedWithTheirExperts) {
-  const Transformer model = example("gpt-oss-120b/config.json");
+  const Transformer model = gpt_oss_120b();
   const std::int64_t expert = 3 * std::int64_t{2880} * 2880 + 3 * 2880;
   EXPECT_EQ(routed_expert_parameters(model), 128 * expert);
   const std::int64_t whole = layer_parameters_per_device(model, 1, LayerKind::experts, 1);

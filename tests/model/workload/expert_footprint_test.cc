@@ -101,7 +101,7 @@ TEST(ExpertMemory, IsOfTheBusiestRank) {
 }
 
 TEST(ExpertMemory, StoresTheInputsOfTheClampAndOfTheActivation) {
-  Transformer model = example("gpt-oss-120b/config.json");
+  Transformer model = gpt_oss_120b();
   const auto bytes_of = [&](RecomputeModules modules, bool fused) {
     Training training = expert_training_of(1, 1, 64, 64);
     if (modules != RecomputeModules()) training.recompute = Training::Recompute::selective;

@@ -39,11 +39,6 @@ TEST(ExpertParameters, AreThePublishedTotals) {
   EXPECT_EQ(std::pair(v2.experts.groups, v2.experts.groups_per_token), std::pair(8, 3));
   EXPECT_EQ(std::pair(v3.experts.groups, v3.experts.groups_per_token), std::pair(8, 4));
   EXPECT_EQ(parameters(example("qwen3-30b-a3b/config.json")), 30'532'122'624);
-  // The model card has 116.83 billion: 114.71 in MLPs, 0.96 in attention, 1.16 in embedding and head; 5.13 of them
-  // active, without the embedding. Its checkpoint has 36 (128 + 64) more: routers' biases and attention sinks.
-  const Transformer oss = example("gpt-oss-120b/config.json");
-  EXPECT_EQ(parameters(oss), 116'829'149'760);
-  EXPECT_NEAR(static_cast<double>(active_parameters(oss) - oss.vocab * oss.hidden), 5.13e9, 0.01e9);
 }
 
 TEST(ExpertParameters, OfQwen2CountTheSharedExpertsGate) {

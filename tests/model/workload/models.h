@@ -32,4 +32,13 @@ inline std::string error_of(const auto& call) {
   return "no error";
 }
 
+// GPT-OSS 120B with full attention in all layers and without sinks.
+inline Transformer gpt_oss_120b() {
+  const std::string text = R"({"num_layers": 36, "hidden_size": 2880, "num_attention_heads": 64, "num_query_groups": 8,
+      "kv_channels": 64, "swiglu": true, "ffn_hidden_size": 2880, "vocab_size": 201088, "normalization": "RMSNorm",
+      "position_embedding_type": "rope", "untie_embeddings_and_output_weights": true, "hidden_dropout": 0,
+      "attention_dropout": 0, "num_experts": 128, "moe_router_topk": 4, "activation_func_clamp_value": 7})";
+  return parse_model(text, "gpt-oss-120b.json").transformer("a test");
+}
+
 }  // namespace sluice::test
