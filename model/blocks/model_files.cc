@@ -140,12 +140,13 @@ Model model_from_json(JsonReader reader) {
   std::vector<std::string> types = transformer_types();
   if (std::find(types.begin(), types.end(), type) != types.end()) return transformer_from_hf(reader);
   // A model of several kinds of data whose language model has a type of its own.
-  if (reader.has("text_config") && reader.at("text_config").has("model_type")) {
-    JsonReader text = reader.at("text_config");
+  for (const char* key : {"text_config", "llm_config"}) {
+    if (!reader.has(key) || !reader.at(key).has("model_type")) continue;
+    JsonReader text = reader.at(key);
     const std::string inner = text.string("model_type");
     if (find_hf_type(inner) != nullptr || std::find(types.begin(), types.end(), inner) != types.end()) {
       Model model = model_from_json(text);
-      model.left_out = "what is not in text_config";
+      model.left_out = fmt::format("what is not in {}", key);
       return model;
     }
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "model/blocks/attention.h"
 #include "model/blocks/attention_core.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
@@ -58,12 +59,41 @@ TEST(Models, HaveThePublishedParameters) {
       {"gemma-4-26b-a4b", 25'233'141'760, 3'822'530'560},
       {"glm-5.2", 743'377'000'704, 41'250'511'104},
       {"bloom-176b", 176'247'271'424, 176'247'271'424},
+      // The card has 5.13 billion active ones without the embedding, 201,088 x 2,880.
+      {"gpt-oss-120b", 116'829'156'672, 5'711'982'912},
+      {"gpt-oss-20b", 20'914'757'184, 4'187'440'704},
+      {"gemma-3-4b", 3'880'263'168, 3'880'263'168},
+      {"qwen3.8-27b", 26'895'998'464, 26'895'998'464},
+      {"nemotron-h-56b", 56'324'350'464, 56'324'350'464},
   };
   for (const Published& each : kPublished) {
     SCOPED_TRACE(each.name);
     const Model model = named(each.name);
     EXPECT_EQ(parameters(model), each.total);
     EXPECT_EQ(active_parameters(model), each.active);
+  }
+}
+
+// Every other layer has a window; all have sinks, and experts with biases, whose activation is clamped.
+TEST(Models, GptOssHasWindowsInEveryOtherLayer) {
+  const Model model = named("gpt-oss-20b");
+  ASSERT_EQ(model.kinds().size(), 2U);
+  EXPECT_EQ(model.pattern()[0], 0);
+  EXPECT_EQ(model.kinds_of(0, 24), (std::vector<int>{12, 12}));
+  const auto* const local = dynamic_cast<const Attention*>(model.kind(0).steps[0].blocks[0].get());
+  const auto* const full = dynamic_cast<const Attention*>(model.kind(1).steps[0].blocks[0].get());
+  ASSERT_TRUE(local != nullptr && full != nullptr);
+  EXPECT_EQ(local->options().core.window, 128);
+  EXPECT_EQ(full->options().core.window, 0);
+  EXPECT_TRUE(local->options().sinks && full->options().sinks);
+  EXPECT_EQ(model.experts.clamp, 7);
+  // Of 4,096 tokens, the last 3,968 read 128 keys: 128 x 64 + 3,968 x 128 pairs with each of 64 heads of 64.
+  EXPECT_DOUBLE_EQ(local->core_flops(4096, 0), 4.0 * 64 * 64 * (128 * 64 + 3968 * 128));
+  try {
+    (void)model.transformer("the executor");
+    FAIL() << "a transformer";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("the executor: attention with a window is not supported"));
   }
 }
 
@@ -99,6 +129,12 @@ TEST(Models, UnknownTypesGetASuggestion) {
       "new.json");
   EXPECT_EQ(model.layers, 2);
   EXPECT_EQ(model.left_out, "what is not in text_config");
+  const Model omni = parse_model(
+      R"({"model_type": "new_omni", "llm_config": {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
+          "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}})",
+      "new.json");
+  EXPECT_EQ(omni.layers, 2);
+  EXPECT_EQ(omni.left_out, "what is not in llm_config");
 }
 
 // Products of sizes are bounded, and lists may be too short.
