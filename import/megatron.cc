@@ -637,12 +637,15 @@ class MegatronImport : MegatronValues {
     if (eight && four) fail("fp4-format", "excludes --fp8-format");
     if (eight) {
       const std::string recipe = has("fp8-recipe") ? word("fp8-recipe") : "delayed";
-      if (recipe == "blockwise" || recipe == "custom") {
-        not_modeled_.push_back("--fp8-recipe " + recipe);
-      } else if (recipe != "delayed" && recipe != "tensorwise" && recipe != "mxfp8") {
-        fail("fp8-recipe", "expected delayed, tensorwise, mxfp8, blockwise or custom");
-      }
-      set("/parallelism/precision", recipe == "delayed" ? "fp8" : recipe == "mxfp8" ? "mxfp8" : "fp8-current");
+      static const std::map<std::string, std::string> kRecipes = {{"delayed", "fp8"},
+                                                                  {"tensorwise", "fp8-current"},
+                                                                  {"blockwise", "fp8-block"},
+                                                                  {"mxfp8", "mxfp8"},
+                                                                  {"custom", "fp8-current"}};
+      const auto found = kRecipes.find(recipe);
+      if (found == kRecipes.end()) fail("fp8-recipe", "expected delayed, tensorwise, mxfp8, blockwise or custom");
+      if (recipe == "custom") not_modeled_.emplace_back("--fp8-recipe custom");
+      set("/parallelism/precision", found->second);
     }
     if (four) set("/parallelism/precision", "nvfp4");
     if (eight && has("fp8-param-gather")) set("/parallelism/fp8_param_gather", true);

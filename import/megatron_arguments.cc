@@ -158,6 +158,10 @@ void add_kernels(const Scenario& scenario, Arguments& out) {
       out.add("--fp8-format", "hybrid");
       out.add("--fp8-recipe", "tensorwise");
       break;
+    case GemmPrecision::fp8_block:
+      out.add("--fp8-format", "e4m3");
+      out.add("--fp8-recipe", "blockwise");
+      break;
     case GemmPrecision::mxfp8:
       out.add("--fp8-format", "e4m3");
       out.add("--fp8-recipe", "mxfp8");

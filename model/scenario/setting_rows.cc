@@ -399,11 +399,12 @@ constexpr Setting kSettings[] = {
      .details = "It keeps their logits' gradients; the time is not modeled.", .reads = kSimulate | kPlan,
      .offers = kSimulate | kPlan, .megatron = "wgrad-deferral-limit", .example = "8"},
     {.pointer = "/parallelism/precision", .kind = SettingKind::word, .place = at<&Training::precision>,
-     .words = "bf16,fp16,fp8,fp8-current,mxfp8,nvfp4", .fallback = R"("bf16")", .flags = "--precision",
-     .group = kKernelsGroup,
-     .help = "Operands of the linear layers' GEMMs: bf16, fp16, fp8 (delayed scaling), fp8-current, mxfp8 or nvfp4",
-     .details = "Scales are per tensor, of mxfp8 per 32 elements, of nvfp4 per 16. Router, head, norms, optimizer, and "
-         "attention without fp8_dot_product_attention have 16 or 32 bits; the GPU must have the format.",
+     .words = "bf16,fp16,fp8,fp8-current,fp8-block,mxfp8,nvfp4", .fallback = R"("bf16")", .flags = "--precision",
+     .group = kKernelsGroup, .help = "Operands of the linear layers' GEMMs: bf16, fp16, fp8 (delayed scaling), "
+         "fp8-current, fp8-block, mxfp8 or nvfp4",
+     .details = "Scales are per tensor, of fp8-block per 128 elements, of mxfp8 per 32, of nvfp4 per 16. Router, head, "
+         "norms, optimizer, and attention without fp8_dot_product_attention have 16 or 32 bits; the GPU must have the "
+         "format.",
      .reads = kPrices, .offers = kPrices, .refuses = kRun, .common = true, .megatron = "fp8-format",
      .example = R"("fp8")"},
     {.pointer = "/parallelism/fp8_param_gather", .kind = SettingKind::yes, .place = at<&Training::narrow_parameters>,

@@ -5,18 +5,20 @@
 namespace sluice::model {
 namespace {
 
-// Bytes per element with scales of one byte for 32 and for 16 elements.
+// Bytes per element with scales of four bytes for 128 elements, and of one byte for 32 and for 16 elements.
+constexpr double kBlock = 1 + 4.0 / 128;
 constexpr double kMx = 1 + 1.0 / 32;
 constexpr double kNv = 0.5 + 1.0 / 16;
 
 // Casts as in Transformer Engine. fp8: read, write and write transposed; a norm writes 8 bits itself, and only the
-// transposition remains. fp8-current: a reduction for the maximum first. mxfp8: both layouts at once, since each has
-// its own scales. nvfp4: the maxima of the tensor as it is and after the transform, then both layouts.
-constexpr std::array<PrecisionTraits, 6> kTraits = {{
+// transposition remains. fp8-current: a reduction for the maximum first. fp8-block, mxfp8: both layouts at once, since
+// each has its own scales. nvfp4: the maxima of the tensor as it is and after the transform, then both layouts.
+constexpr std::array<PrecisionTraits, 7> kTraits = {{
     {"bf16"},
     {"fp16"},
     {"fp8", 8, 1, {1, 1}, {4, 1}, {4, 1}},
     {"fp8-current", 8, 1, {4, 1}, {6, 2}, {6, 2}},
+    {"fp8-block", 8, kBlock, {2 + 2 * kBlock, 1}, {2 + 2 * kBlock, 1}, {2 + 2 * kBlock, 1}},
     {"mxfp8", 8, kMx, {2 + 2 * kMx, 1}, {2 + 2 * kMx, 1}, {2 + 2 * kMx, 1}},
     {"nvfp4", 4, kNv, {4 + 2 * kNv, 2}, {4 + 2 * kNv, 2}, {4 + 2 * kNv, 2}},
 }};

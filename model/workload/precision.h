@@ -18,6 +18,7 @@ enum class GemmPrecision : std::uint8_t {
   fp16,
   fp8,          // one scale per tensor, from the maxima of previous iterations (delayed scaling)
   fp8_current,  // one scale per tensor, from its own maximum
+  fp8_block,    // one scale per 128 elements of activations and gradients, and per 128 x 128 weights (DeepSeek-V3)
   mxfp8,        // one scale per 32 elements, Blackwell
   nvfp4,        // one scale per 16 elements; gradients rounded stochastically after a Hadamard transform, Blackwell
 };
@@ -47,7 +48,7 @@ const PrecisionTraits& traits_of(GemmPrecision precision);
 // Bytes of this number of elements of an operand, rounded up.
 std::int64_t operand_bytes(GemmPrecision precision, std::int64_t elements);
 
-// "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", in the order of the enumeration.
+// "bf16", "fp16", "fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4", in the order of the enumeration.
 const std::vector<std::string>& precision_names();
 
 }  // namespace sluice::model

@@ -139,6 +139,7 @@ TEST(ImportNemo, ReadsNarrowFormats) {
   const std::string bridge = nemo_text("bridge.yaml");
   EXPECT_EQ(precision(bridge), "none");
   EXPECT_EQ(precision(with(bridge, "fp8: null", "fp8: hybrid\n  fp8_recipe: tensorwise")), "fp8-current");
+  EXPECT_EQ(precision(with(bridge, "fp8: null", "fp8: hybrid\n  fp8_recipe: blockwise")), "fp8-block");
   EXPECT_EQ(precision(with(bridge, "fp8: null", "fp8: e4m3\n  fp8_recipe: mxfp8\n  fp8_param_gather: true")),
             "mxfp8, gathered");
   EXPECT_EQ(import_text(with(bridge, "fp8: null", "fp8: e4m3\n  fp8_recipe: mxfp8\n  fp8_dot_product_attention: true"),
@@ -165,8 +166,8 @@ TEST(ImportNemo, NamesWhatIsNotModeled) {
   EXPECT_EQ(import_text(sharded, "run.yaml").scenario.at("parallelism").value("zero", 0), 3);
   EXPECT_THAT(notes(with(bridge, "optimizer: adam", "optimizer: sgd")),
               ::testing::Contains(HasSubstr("optimizer.optimizer sgd")));
-  EXPECT_THAT(notes(with(bridge, "fp8: null", "fp8: hybrid\n  fp8_recipe: blockwise")),
-              ::testing::Contains(HasSubstr("--fp8-recipe blockwise")));
+  EXPECT_THAT(notes(with(bridge, "fp8: null", "fp8: hybrid\n  fp8_recipe: custom")),
+              ::testing::Contains(HasSubstr("--fp8-recipe custom")));
   EXPECT_THAT(notes(with(bridge, "ft: null", "peft: {dim: 8}")), ::testing::Contains(HasSubstr("peft.dim 8")));
 }
 
