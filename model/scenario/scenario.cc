@@ -189,7 +189,7 @@ class Reading {
       return model.any_block([&](const Block& block) { return block.kind() == kind; });
     };
     if (module == RecomputeModule::mlp && !has("mlp")) name.fail("requires a model with dense layers");
-    if (module == RecomputeModule::up_projection && !has("latent_attention")) {
+    if (module == RecomputeModule::up_projection && !has("latent_attention") && !has("compressed_attention")) {
       name.fail("requires a model with latent attention");
     }
   }
