@@ -77,6 +77,7 @@ struct KernelCall {
   double flops = 0;
   double bytes = 0;  // moved through the GPU's memory, or communicated
   int count = 1;
+  bool linear = false;   // a GEMM of a linear layer of attention, an MLP or experts
   GemmShape gemm = {};   // of a gemm, or of the one that an overlapped_gather overlaps with
   double row_flops = 0;  // fused attention: per query row and head
   double key_flops = 0;  // fused attention: of one key, for all rows of all heads

@@ -31,7 +31,9 @@ KernelCall narrow_product(const Training& training, std::string_view name, GemmS
   const PrecisionTraits& traits = traits_of(training.precision);
   shape.bits = traits.bits;
   shape.operand_bytes = traits.bytes;
-  return product(name, shape, shape.bytes());
+  KernelCall out = product(name, shape, shape.bytes());
+  out.linear = true;
+  return out;
 }
 
 void add_cast(Kernels& out, std::string_view name, const Cast& cast, double elements) {

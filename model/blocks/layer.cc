@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "model/blocks/adapters.h"
 #include "model/blocks/experts.h"
 #include "model/blocks/kernel_parts.h"
 
@@ -114,10 +115,13 @@ BlockParameters layer_parameters(const Layer& layer, const LayerStyle& style, co
   return out;
 }
 
-Kernels layer_kernels(const Layer& layer, const LayerStyle& style, const Training& training, OpKind kind,
-                      const SliceShape& slice) {
-  const BlockCall call{
-      .training = training, .slice = slice, .sizes = sizes_of(style.hidden, style.dropout, training, slice)};
+namespace {
+
+Kernels own_kernels(const Layer& layer, const LayerStyle& style, const Training& training, OpKind kind,
+                    const SliceShape& slice) {
+  const BlockCall call{.training = training,
+                       .slice = slice,
+                       .sizes = kernel_parts::sizes_of(style.hidden, style.dropout, training, slice)};
   Kernels out;
   if (kind == OpKind::F) {
     add_forward(layer, style, call, out);
@@ -131,6 +135,14 @@ Kernels layer_kernels(const Layer& layer, const LayerStyle& style, const Trainin
     add_mixing(style, OpKind::W, call.sizes, out);
   }
   return out;
+}
+
+}  // namespace
+
+Kernels layer_kernels(const Layer& layer, const LayerStyle& style, const Training& training, OpKind kind,
+                      const SliceShape& slice) {
+  Kernels out = own_kernels(layer, style, training, kind, slice);
+  return training.lora_rank > 0 ? with_adapters(out, training) : out;
 }
 
 LayerTensors layer_tensors(const Layer& layer, const LayerStyle& style, const TensorCall& call) {

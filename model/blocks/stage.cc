@@ -7,7 +7,9 @@
 #include <numeric>
 #include <string>
 
+#include "model/blocks/adapters.h"
 #include "model/blocks/layer.h"
+#include "model/blocks/stage_kernels.h"
 #include "model/errors.h"
 
 namespace sluice::model {
@@ -115,6 +117,9 @@ void check_experts(const Model& model, const Training& training) {
 }
 
 void check_shards(const Model& model, const Training& training) {
+  if (training.lora_rank > 0 && training.zero_stage() == 3) {
+    throw InputError("/parallelism/lora_rank: frozen parameters are not sharded: expected a zero stage below 3");
+  }
   if (training.zero < 1 || training.zero > 3) {
     throw InputError(fmt::format("the stage of ZeRO must be 1, 2 or 3, got {}", training.zero));
   }
@@ -304,7 +309,27 @@ std::int64_t stage_parameters_per_device(const Model& model, int tp, const Stage
   return count;
 }
 
+std::int64_t trained_parameters_per_device(const Model& model, const Training& training,
+                                           const StageContents& contents) {
+  if (training.lora_rank == 0) {
+    return stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
+  }
+  std::int64_t count = 0;
+  for (const auto& [kind, layers] : with_predictions(model, contents)) {
+    const SliceShape slice{.sequences = 1, .tokens = std::int64_t{training.tp} * training.cp, .context = 0};
+    count += layers * adapter_elements(layer_kernels(model, training, OpKind::F, slice, kind), training);
+  }
+  return count;
+}
+
+std::int64_t trained_expert_parameters_per_device(const Model& model, const Training& training,
+                                                  const StageContents& contents) {
+  if (training.lora_rank > 0) return 0;
+  return stage_expert_parameters_per_device(model, contents, training.expert_ranks());
+}
+
 std::int64_t stage_matrices_of_each_shape(const Model& model, const Training& training, const StageContents& contents) {
+  if (training.lora_rank > 0) return 0;  // no gradient of their shape is returned
   std::int64_t count = 0;
   boost::container::static_vector<const Block*, 4 * kMostKinds> seen;  // blocks are shared by kinds
   for (const auto& [kind, layers] : with_predictions(model, contents)) {
@@ -322,7 +347,8 @@ std::int64_t stage_matrices_of_each_shape(const Model& model, const Training& tr
 }
 
 std::int64_t gathered_parameter_bytes(const Model& model, const Training& training, const StageContents& contents) {
-  const std::int64_t bytes = 2 * stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
+  const std::int64_t bytes = 2 * trained_parameters_per_device(model, training, contents);
+  if (training.lora_rank > 0) return bytes;
   const bool whole_scale = training.precision == GemmPrecision::fp8 || training.precision == GemmPrecision::fp8_current;
   if (!training.narrow_parameters || !whole_scale) return bytes;
   return bytes - stage_linear_parameters_per_device(model, training.tp, contents, training.expert_ranks());

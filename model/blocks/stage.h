@@ -57,6 +57,11 @@ std::int64_t stage_parameters_per_device(const Model& model, int tp, const Stage
 std::int64_t stage_linear_parameters_per_device(const Model& model, int tp, const StageContents& contents,
                                                 int expert_ranks = 1);
 // The routed experts' part of these.
+// The parameters among them that are trained, and those of them that are routed experts': all, or the adapters of LoRA,
+// none of which counts as an expert's.
+std::int64_t trained_parameters_per_device(const Model& model, const Training& training, const StageContents& contents);
+std::int64_t trained_expert_parameters_per_device(const Model& model, const Training& training,
+                                                  const StageContents& contents);
 std::int64_t stage_expert_parameters_per_device(const Model& model, const StageContents& contents, int expert_ranks);
 // Of one layer.
 std::int64_t layer_parameters_per_device(const Model& model, int tp, KindIndex kind = 0, int expert_ranks = 1);

@@ -60,7 +60,7 @@ Kernels mtp_kernels(const Model& model, const Training& training, OpKind kind, c
     out.push_back(memory("d norms of both inputs", 12 * s.split * s.hidden, 4));
     append(out, embedding_kernels(model, training, kind, slice));
   }
-  if (kind != OpKind::I) {
+  if (kind != OpKind::I && training.lora_rank == 0) {
     out.push_back(weight_gemm("w projection of both inputs", s.rows, 2 * s.hidden, s.hidden / training.tp,
                               training.gradient_bytes));
   }
@@ -86,6 +86,7 @@ Kernels embedding_kernels(const Model& model, const Training& training, OpKind k
     if (training.tp > 1 && training.sequence_parallel) {
       out.push_back({"all-gather of d embedding", KernelClass::all_gather, 0, 2 * s.rows * s.hidden});
     }
+    if (training.lora_rank > 0) return out;  // embeddings are frozen
     // PyTorch's gradient of a table is dense: it is zeroed, rows are added to it, and it is added to the sum of the
     // microbatches (embedding_dense_backward; Megatron-LM's hook: main_grad.add_(grad)).
     const auto add_table = [&](std::string_view rows_name, std::string_view name, double rows, double words,
@@ -105,7 +106,7 @@ Kernels embedding_kernels(const Model& model, const Training& training, OpKind k
                 words / training.tp, layers);
     }
   }
-  if (layers > 0 && kind != OpKind::F && kind != OpKind::I) {
+  if (layers > 0 && kind != OpKind::F && kind != OpKind::I && training.lora_rank == 0) {
     out.push_back(weight_gemm("w projection to layers", s.split, s.hidden, layers, training.gradient_bytes));
   }
   return out;
@@ -139,7 +140,9 @@ Kernels head_kernels(const Model& model, const Training& training, OpKind kind, 
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d head", 2 * s.rows * s.hidden));
     out.push_back(memory("d final norm", 6 * s.split * s.hidden, 2));
   }
-  if (kind != OpKind::I) out.push_back(weight_gemm("w head", s.rows, s.hidden, words, training.gradient_bytes));
+  if (kind != OpKind::I && training.lora_rank == 0) {
+    out.push_back(weight_gemm("w head", s.rows, s.hidden, words, training.gradient_bytes));
+  }
   return out;
 }
 

@@ -111,8 +111,8 @@ void add_layer_workspace(Out& out, const LayerTensors& tensors, RecomputeModules
 }  // namespace
 
 std::int64_t offloaded_bytes(const Model& model, const Training& training, const StageContents& contents) {
-  const std::int64_t all = stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
-  const std::int64_t experts = stage_expert_parameters_per_device(model, contents, training.expert_ranks());
+  const std::int64_t all = trained_parameters_per_device(model, training, contents);
+  const std::int64_t experts = trained_expert_parameters_per_device(model, training, contents);
   const bool shards = training.distributed_optimizer;
   const std::int64_t count =
       (all - experts) / (shards ? training.shard_ranks() : 1) + experts / (shards ? training.expert_shard_ranks() : 1);
@@ -138,12 +138,14 @@ StageBytes TransformerFootprint::stage(int stage) const {
         stage_linear_parameters_per_device(model_, training_.tp, held, training_.expert_ranks());
     bytes.weights += 2 * operand_bytes(training_.precision, linear) - (training_.narrow_parameters ? 2 * linear : 0);
   }
-  bytes.gradients = (training_.gradient_bytes + (training_.gradient_copy ? 2 : 0)) * count;
+  const std::int64_t trained = trained_parameters_per_device(model_, training_, held);
+  if (trained != count) bytes.weights += 2 * trained;  // adapters, beside what is frozen
+  bytes.gradients = (training_.gradient_bytes + (training_.gradient_copy ? 2 : 0)) * trained;
   bytes.optimizer =
-      training_.distributed_optimizer ? sharded(held, training_.optimizer_bytes) : training_.optimizer_bytes * count;
+      training_.distributed_optimizer ? sharded(held, training_.optimizer_bytes) : training_.optimizer_bytes * trained;
   bytes.scratch = training_.transformer_engine ? 2 * stage_matrices_of_each_shape(model_, training_, held) : 0;
   bytes.scratch += workspace_ + (held.head ? deferred_bytes() : 0);
-  bytes.reduced = training_.gradient_bytes * count;
+  bytes.reduced = training_.gradient_bytes * trained;
   bytes.gathered = training_.distributed_optimizer ? gathered_parameter_bytes(model_, training_, held) : 0;
   if (training_.reduces_per_op()) bytes.gradients = sharded(held, training_.gradient_bytes);
   // FSDP allocates whole gradients in the first backward and frees them when they have been reduced to a shard.
@@ -206,11 +208,12 @@ std::int64_t TransformerFootprint::parameters_of(const StageContents& held) cons
 
 // Bytes of one shard of the parameters, or of states of their shape.
 std::int64_t TransformerFootprint::sharded(const StageContents& held, std::int64_t bytes_per_parameter) const {
-  const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.expert_ranks());
+  const std::int64_t experts = trained_expert_parameters_per_device(model_, training_, held);
   const auto shard = [&](std::int64_t parameters, std::int64_t ranks) {
     return (bytes_per_parameter * parameters + ranks - 1) / ranks;
   };
-  return shard(parameters_of(held) - experts, training_.shard_ranks()) + shard(experts, training_.expert_shard_ranks());
+  const std::int64_t rest = trained_parameters_per_device(model_, training_, held) - experts;
+  return shard(rest, training_.shard_ranks()) + shard(experts, training_.expert_shard_ranks());
 }
 
 // FSDP2 keeps parameters, reduced gradients and Adam moments in 32 bits, all sharded. Gathered parameters are in the

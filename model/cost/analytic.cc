@@ -507,15 +507,13 @@ double AnalyticCost::reduce_s(const StageContents& held, double bytes) const {
 }
 
 double AnalyticCost::expert_share(const StageContents& held) const {
-  const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.expert_ranks());
+  const std::int64_t experts = trained_expert_parameters_per_device(model_, training_, held);
   if (experts == 0) return 0;
-  return static_cast<double>(experts) /
-         static_cast<double>(stage_parameters_per_device(model_, training_.tp, held, training_.expert_ranks()));
+  return static_cast<double>(experts) / static_cast<double>(trained_parameters_per_device(model_, training_, held));
 }
 
 double AnalyticCost::optimizer_s(int stage) const {
-  const auto count =
-      static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage), training_.expert_ranks()));
+  const auto count = static_cast<double>(trained_parameters_per_device(model_, training_, contents(stage)));
   const double experts = expert_share(contents(stage)) * count;
   const double sharded = (count - experts) / training_.shard_ranks() + experts / training_.expert_shard_ranks();
   const double mine = training_.distributed_optimizer ? sharded : count;
@@ -528,7 +526,7 @@ double AnalyticCost::optimizer_s(int stage) const {
   double bytes = (mine - offloaded) * adam + 2.0 * training_.gradient_bytes * held;
   // Narrow weights are cast once, to both layouts.
   const PrecisionTraits& traits = traits_of(training_.precision);
-  if (traits.narrow() && whole_weights) {
+  if (traits.narrow() && whole_weights && training_.lora_rank == 0) {
     const auto linear = static_cast<double>(
         stage_linear_parameters_per_device(model_, training_.tp, contents(stage), training_.expert_ranks()));
     bytes += (2 + 2 * traits.bytes) * linear;

@@ -18,18 +18,12 @@ constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedu
 constexpr Commands kFull = kSimulate | kKernels;
 constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
 
-constexpr const char* kScheduleGroup = "Schedule";
+constexpr const char *kScheduleGroup = "Schedule", *kParallelGroup = "Parallelism", *kStagesGroup = "Layers of stages";
+constexpr const char *kExpertsGroup = "Experts", *kBatchGroup = "Batch", *kModelGroup = "Model", *kCostGroup = "Cost";
+constexpr const char *kClusterGroup = "Cluster and framework", *kPerturbationGroup = "Stragglers and noise";
 constexpr const char* kAutomaticGroup = "Automatic schedule (--schedule auto)";
-constexpr const char* kParallelGroup = "Parallelism";
-constexpr const char* kStagesGroup = "Layers of stages";
-constexpr const char* kExpertsGroup = "Experts";
 constexpr const char* kMemoryGroup = "Recomputation, sharding and offload";
 constexpr const char* kKernelsGroup = "Kernels, precision and overlap";
-constexpr const char* kBatchGroup = "Batch";
-constexpr const char* kModelGroup = "Model";
-constexpr const char* kClusterGroup = "Cluster and framework";
-constexpr const char* kCostGroup = "Cost";
-constexpr const char* kPerturbationGroup = "Stragglers and noise";
 
 // What the examples of settings of experts and of latent attention need besides.
 constexpr const char* kExperts =
@@ -425,6 +419,11 @@ constexpr Setting kSettings[] = {
      .flags = "--activation-func-fp8-input-store", .group = kMemoryGroup,
      .help = "Store the inputs of the MLP's activation in 8 bits", .reads = kSimulate | kPlan,
      .offers = kSimulate | kPlan, .megatron = "=activation-func-fp8-input-store", .example = "true"},
+    {.pointer = "/parallelism/lora_rank", .place = at<&Training::lora_rank>, .low = 1, .high = 1 << 16,
+     .fallback = "all parameters are trained", .flags = "--lora-rank", .group = kMemoryGroup,
+     .help = "Rank of LoRA's adapters beside the linear layers, which alone are trained, {}",
+     .details = "The experts of a rank share one pair of adapters. Not with zero 3.",
+     .reads = kSimulate | kPlan | kSlice, .offers = kSimulate | kPlan | kSlice, .refuses = kRun, .analytic = true, .example = "16"},
     {.pointer = "/parallelism/fused_activation", .kind = SettingKind::yes, .place = at<&Training::fused_activation>,
      .fallback = "true", .group = kKernelsGroup,
      .help = "Compute gate and activation of an MLP in one kernel; otherwise the activation's output is stored besides "

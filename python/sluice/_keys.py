@@ -79,6 +79,7 @@ class SizeKeys(TypedDict, total=False):
     fp8_param_gather: bool
     fp8_dot_product_attention: bool
     activation_func_fp8_input_store: bool
+    lora_rank: int
     overlap_p2p_communication: bool
     stage_layers: Sequence[int]
     pipeline_model_parallel_layout: str

@@ -55,14 +55,16 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
   const auto flops = [&](bool recompute) {
     return sequences * iteration_model_flops(*scenario.model, training.sequence_length, 1, recompute);
   };
-  out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
+  // LoRA computes weight gradients of its adapters alone, which do not count.
+  const double trained = training.lora_rank > 0 ? 2.0 / 3 * flops(false) : flops(false);
+  out.model_tflops_per_device = trained / seconds / devices / 1e12;
   double again = 0;  // fraction of the layers that is recomputed
   for (const StageContents& stage : stages) {
     const StageContents recomputed = recomputed_layers(*scenario.model, training, stage);
     again += recomputed.layers + recomputed.mtp_layers;
   }
   again /= scenario.model->layers + scenario.model->mtp_layers;
-  out.hardware_tflops_per_device = (flops(false) + again * (flops(true) - flops(false))) / seconds / devices / 1e12;
+  out.hardware_tflops_per_device = (trained + again * (flops(true) - flops(false))) / seconds / devices / 1e12;
   if (scenario.cluster) {
     const double peak = scenario.cluster->gpu.peak_of(traits_of(training.precision).bits);
     if (peak > 0) out.mfu = out.model_tflops_per_device * 1e12 / peak;

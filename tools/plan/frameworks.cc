@@ -344,6 +344,7 @@ std::string megatron_line(const Scenario& base, const PlanSpace& space, const Pl
 // The reason of `refused_by`, which is for transformers.
 template <auto refused_by>
 std::string refusal_of(const Scenario& base, const PlanPoint& point) {
+  if (base.training.lora_rank > 0) return "LoRA is not printed for it";
   return base.model->flat ? refused_by(base, point) : "layers other than a transformer's are not printed for it";
 }
 
