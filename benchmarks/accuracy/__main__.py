@@ -13,7 +13,9 @@ import sys
 import nvidia
 import torchtitan
 import zero_bubble
+from cards import score_cards
 from choices import calibrated_text, difference_text, regret_text, runs_of
+from coverage import coverage_text
 from dualpipe import score_dualpipe_trace
 from iterations import (
     score_mlperf,
@@ -59,6 +61,9 @@ KINDS = (
      "model layers hidden heads kv_heads ffn vocab seq gpus tp pp dp mbs gbs zero status iter_s", score_ultrascale),
     ("megatron-golden-values", "test family gpus gpu_type all_args source mem_max_allocated_bytes",
      score_golden_values),
+    ("bridge-cards",
+     "card model gpu_type gpus task precision tp pp vp cp ep etp mbs gbs seq dispatcher layout status step_ms config",
+     score_cards),
     ("dgxc",
      "model size layers hidden heads kv_heads ffn vocab seq gpus gpu_type tp pp vp cp ep dp mbs gbs precision scaling"
      " iter_s", nvidia.score_nvidia),
@@ -114,7 +119,7 @@ def write_rows(tables, folder):
 def run(options):
     own = [path for path in options.data if path.endswith(".json") and "=" in path]
     scores = [users_score(path, options.ignore_columns) for path in own]
-    unknown, writable, agreements = [], [], ""
+    unknown, writable, agreements, covered = [], [], "", ""
     for path in files_in([path for path in options.data if path not in own]):
         table = sluice.Table(path)
         kind = next((each for each in KINDS if set(each[1].split()) <= set(table.columns)), None)
@@ -123,7 +128,9 @@ def run(options):
             continue
         name, _, score = kind
         scores.append((name, score(table)))
-        if name == "torchtitan" or ("gpu_type" in table.columns and "all_args" not in table.columns):
+        if options.coverage and "model" in table.columns:
+            covered += coverage_text(name, table, scores[-1][1])
+        if name == "torchtitan" or score is nvidia.score_nvidia:
             writable.append(table)
         if options.plans and score is nvidia.score_nvidia:
             agreements += nvidia.agreement_text(table)
@@ -137,6 +144,8 @@ def run(options):
     if options.html:
         with open(options.html, "w", encoding="utf-8") as file:
             file.write(score_page(scores))
+    if options.coverage:
+        return covered
     if options.json:
         return score_json(scores)
     out = HEADER
@@ -155,6 +164,8 @@ def main():
         " own iterations (docs/formats.md), with the scenario of what its rows do not contain")
     add("--rows", action="store_true", help="Also print every row")
     add("--json", action="store_true", help="Print one JSON document (sluice.accuracy/1) with every row")
+    add("--coverage", action="store_true", help="Print instead which models and rows of the tables are predicted, and"
+        " a line with the reason for each row that is not")
     add("--plans", action="store_true",
         help="Also compare the configurations of NVIDIA's tables with the plans of their GPUs")
     add("--calibrated", action="store_true", help="Also calibrate on every pair of rows of each model, GPU and"

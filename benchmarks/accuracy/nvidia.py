@@ -1,6 +1,7 @@
 """Runs of NVIDIA's DGXC benchmarks, of NeMo's performance summary of 2024 and of Megatron-Bridge's.
 
-Groups are of one GPU type, precision, and models with or without experts.
+Groups are of one GPU type, precision, and kind: dense models, models with experts, hybrid ones, whose shapes the tables
+do not have, fully sharded runs, and fine-tuning.
 """
 
 import statistics
@@ -37,14 +38,8 @@ def precision_of(table, row):
 
 def facts_of(table, row):
     """Returns what recipes depend on. Raises InputError for runs that are not modeled."""
-    for skips, why in (
-        (cell(table, row, "scaling") == "example log", "no GPU type"),
-        (cell(table, row, "task") not in ("", "Pre-Training Performance"), "not pre-training"),
-        (cell(table, row, "fsdp") not in ("", "0"), "fully sharded"),
-        (not cell(table, row, "layers"), "no published shape"),
-    ):
-        if skips:
-            raise sluice.InputError(f"{table.place(row)}: {why}")
+    if cell(table, row, "scaling") == "example log":
+        raise sluice.InputError(f"{table.place(row)}: no GPU type")
     facts = {"model": table.text(row, "model"), "release": cell(table, row, "release")}
     if facts["model"] not in BRIDGE["models"]:
         table.fail(row, "model", "expected a model of megatron-bridge.json")
@@ -52,8 +47,11 @@ def facts_of(table, row):
     if facts["gpu"] not in ("H100", "B200", "B300", "GB200", "GB300"):
         raise sluice.InputError(f"{table.place(row)}: no known GPU type")
     facts["precision"] = precision_of(table, row)
-    facts["experts"] = "yes" if cell(table, row, "experts") else ""
-    facts["layers"] = str(table.integer(row, "layers", 1, 1000))
+    catalogued = isinstance(BRIDGE["models"][facts["model"]], str) and facts["release"]
+    facts["experts"] = "yes" if cell(table, row, "experts") or catalogued else ""
+    facts["layers"] = cell(table, row, "layers")
+    facts["fsdp"] = "yes" if cell(table, row, "fsdp") not in ("", "0") else ""
+    facts["task"] = cell(table, row, "task").removesuffix(" Performance")
     facts["stages"] = str(table.integer(row, "pp", 1, 1000) * table.integer(row, "vp", 1, 1000))
     return facts
 
@@ -65,27 +63,40 @@ def run_of(table, row):
     405B.
     """
     facts = facts_of(table, row)
-    base = recipes.scenario(BRIDGE, facts)
+    model = BRIDGE["models"][facts["model"]]
+    base = recipes.scenario(BRIDGE, facts, model)
     parallelism = base["parallelism"]
     parallelism["precision"] = facts["precision"]
-    layers, stages = int(facts["layers"]), int(facts["stages"])
-    if layers != 61 and layers % stages and (layers + 2) % stages == 0:
+    layers, stages = int(facts["layers"] or 0), int(facts["stages"])
+    if isinstance(model, dict) and layers != 61 and layers % stages and (layers + 2) % stages == 0:
         counts = parallelism["stage_layers"] = [(layers + 2) // stages] * stages
         counts[0] -= 1
         counts[-1] -= 1
     read = sluice.Table(table)
     read.drop("schedule", "recompute")  # "none" without a pipeline; not published
+    if isinstance(model, str):
+        read.drop("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
     run = read.run(row, base, timed=False)
     setting = f"{facts['model']}, {table.text(row, 'gpus')} GPUs, {run.setting}"
     run = run._replace(setting=setting, seconds=table.number(row, "iter_s", 1e-6, 1e6))
-    experts = ", experts" if "num_experts" in base["model"] else ""
-    return run, f"{facts['gpu']} {facts['precision']}{experts}"
+    return run, f"{facts['gpu']} {facts['precision']}{kind_of(facts, model)}"
 
 
-def cheap_modules(model):
+def kind_of(facts, model):
+    """Returns the last part of a group's name: what its runs have that others do not."""
+    if not facts["layers"] or facts["model"] == "Nemotron-H":
+        return ", hybrid"
+    kind = ", experts" if isinstance(model, str) or "num_experts" in model else ""
+    if facts["fsdp"]:
+        kind += ", FSDP"
+    return kind if facts["task"] in ("", "Pre-Training") else f"{kind}, {facts['task']}"
+
+
+def cheap_modules(document):
     """Returns the modules that selective recomputation repeats by default, as a plan does."""
-    latent = model.get("multi_latent_attention", False)
-    experts = "num_experts" in model
+    model = document["model"]
+    latent = "multi_latent_attention" in model
+    experts = "num_experts" in model or document["parallelism"].get("ep", 1) > 1
     if not experts and not latent:
         return ["core_attn"]
     return ["layernorm"] + ["moe_act"] * experts + ["mla_up_proj"] * latent
@@ -99,7 +110,7 @@ def with_least_recomputation(scenario, first):
     document = scenario.to_dict()
     if "recompute" in document["parallelism"] or first.fits:
         return first
-    document["parallelism"]["recompute_modules"] = cheap_modules(document["model"])
+    document["parallelism"]["recompute_modules"] = cheap_modules(document)
     for recompute in ("selective", "full"):
         document["parallelism"]["recompute"] = recompute
         found = simulate(document)

@@ -40,10 +40,13 @@ def merge(document, patch):
     return document
 
 
-def scenario(recipes, facts):
-    """Returns the scenario that the recipes choose for a model, GPU, precision and release, by all rules that apply."""
+def scenario(recipes, facts, model):
+    """Returns the scenario that the recipes choose for a GPU, precision and release, by all rules that apply.
+
+    ``model``: the name of one of the catalogue, or what the rows of a table do not contain of a model.
+    """
     document = merge({}, recipes["scenario"])
-    document["model"] = {**recipes["model_defaults"], **recipes["models"][facts["model"]]}
+    document["model"] = model if isinstance(model, str) else {**recipes["model_defaults"], **model}
     for rule in recipes["rules"]:
         if applies(rule["if"], facts) and not any(applies(each, facts) for each in rule.get("unless", ())):
             merge(document, rule["then"])

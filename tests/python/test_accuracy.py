@@ -166,11 +166,52 @@ def test_nvidias_tables(tmp_path):
     )
     out = printed(written(tmp_path / "bridge.csv", text), "--rows", "--write-rows", tmp_path / "rows")
     for part in ("GB300 fp8-current                      2 ", "B200 nvfp4                             1 ",
-                 "row 4: fully sharded", "row 5: not pre-training", "row 6: no known GPU type"):
+                 "H100 fp8-current, FSDP                 1 ", "H100 fp8-current, LoRA                 1 ",
+                 "row 6: no known GPU type"):
         assert part in out
     constant = "gpu/gemm_8bit/peak_fraction"
     fit = sluice.calibrate(tmp_path / "rows" / "GB300-fp8-current.csv", constants=[constant], folds=2)
     assert constant in json.dumps(fit.document)
+
+
+CARDS = ("card,model,gpu_type,gpus,task,precision,tp,pp,vp,cp,ep,etp,mbs,gbs,seq,fsdp,dispatcher,cuda_graph,"
+         "cuda_graph_modules,recompute,recompute_modules,ep_overlap,delay_wgrad,tp_comm_overlap,overlap_grad_reduce,"
+         "overlap_param_gather,offload,mtp,layout,status,step_ms,config\n")
+
+
+def test_coverage_counts_models_and_names_the_reason_of_each_row(tmp_path):
+    """Cards: a tuned run, LoRA, optimizer states on the host, and three that cannot be predicted."""
+    rest = "hybridep,none,,,,True,False,,True,True,"
+    rows = [
+        f"c,Qwen/Qwen3-30B-A3B,H100,16,pretrain,bf16,1,1,1,1,16,1,1,1024,4096,,{rest},,,verified,2e4,",
+        "c,nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16,GB300,8,pretrain,fp8_mx,1,1,1,1,8,1,4,512,8192,,hybridep,"
+        "transformer_engine,\"['attn', 'mamba']\",selective,\"['layernorm', 'mlp']\",,,,,,,,,verified,12455,",
+        "c,Llama3 70B,H100,8,lora,fp8_cs,4,2,,1,,,1,32,4096,,,,,,,,,,,,,,,success,6e3,",
+        "c,Qwen3-30B-A3B,H100,16,pretrain,bf16,2,2,,1,4,,1,8,,,,,,,,,,,,,optimizer_offload_50pct,,,success,2484,",
+        "c,Qwen3-30B-A3B,H100,16,pretrain,bf16,2,2,,1,4,,1,8,,,,,,,,,,,,,activation_offload_24_layers,,,oom,,",
+        "c,Qwen3-30B-A3B,H100,16,pretrain,bf16,2,2,,1,4,,,,,,,,,,,,,,,,,,,measured,623,",
+        "c,Llama3 70B,H100,32,sft,fp8_cs,4,4,5,1,,,1,32,4096,,,,,,,,,,,,,,,blocked,,",
+    ]
+    path = written(tmp_path / "cards.csv", CARDS + "\n".join(rows) + "\n")
+    out = printed(path, "--coverage")
+    assert "bridge-cards: 4 of 7 rows and 4 of 4 models are predicted\n" in out
+    assert "    1 of   3  Qwen3-30B-A3B\n" in out
+    for reason in ("row 5: offload of activations is not modeled", "row 6: gbs is not published",
+                   "row 7: blocked: the configuration does not run"):
+        assert f"{path}: {reason}\n" in out
+    figures = {figure["row"]: figure["predicted"] for figure in table_of(path)["figures"]}
+    assert len(figures) == 4 and all(seconds > 0 for seconds in figures.values())
+
+
+def test_models_of_the_catalogue_in_nvidias_tables(tmp_path):
+    """A row without a shape is of the catalogue's model: half of the batch takes about half of the time."""
+    columns = ("release,task,model,layers,hidden,heads,kv_heads,ffn,vocab,experts,topk,seq,gpus,gpu_type,tp,pp,vp,cp,"
+               "ep,dp,mbs,gbs,fsdp,recompute,precision,schedule,iter_s,note\n")
+    row = "26.08,Pre-Training Performance,Nemotron_3_Nano,,,,,,,,,8192,8,DGX-GB300,1,1,1,1,8,8,4,{},,,MXFP8,none,13,\n"
+    table = table_of(written(tmp_path / "bridge.csv", columns + row.format(512) + row.format(256)))
+    whole, half = (figure["predicted"] for figure in table["figures"])
+    assert 0.5 <= half / whole < 0.55
+    assert table["groups"][0]["group"] == "GB300 mxfp8, hybrid"
 
 
 @pytest.mark.parametrize("facts, expected", [
@@ -186,8 +227,9 @@ def test_nvidias_tables(tmp_path):
 def test_recipes_of_deepseek(facts, expected):
     import recipes
 
-    facts = {"model": "DeepSeekV3", "experts": "yes", "layers": "61", "stages": "16", **facts}
-    document = recipes.scenario(recipes.read("megatron-bridge"), facts)
+    facts = {"model": "DeepSeekV3", "experts": "yes", "layers": "61", "stages": "16", "fsdp": "", "task": "", **facts}
+    bridge = recipes.read("megatron-bridge")
+    document = recipes.scenario(bridge, facts, bridge["models"]["DeepSeekV3"])
     keys = ("moe_token_dispatcher", "cuda_graph_impl", "recompute_modules")
     assert tuple(document["parallelism"].get(key) for key in keys) == expected
     assert document["parallelism"]["pipeline_layout"] == "Et*4|(t*4|)*14tmL"
