@@ -93,7 +93,7 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
 
 // GPT-OSS 120B with full attention in all layers and without sinks.
 const std::string kBiasedExperts =
-    "plan --num-layers 36 --hidden-size 2880 --num-attention-heads 64 --group-query-attention --num-query-groups 8 "
+    "plan --num-layers 36 --hidden-size 2880 --num-attention-heads 64 --num-query-groups 8 "
     "--kv-channels 64 --swiglu --ffn-hidden-size 2880 --vocab-size 201088 --position-embedding-type rope "
     "--normalization RMSNorm --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 "
     "--num-experts 128 --moe-router-topk 4 --activation-func-clamp-value 7 "
