@@ -24,6 +24,27 @@ constexpr Duration kNeverLaunched = std::chrono::microseconds(50);
 // StragglerAnalysis sets transfers to 0 that end earlier than this before the last member of their group starts.
 constexpr Duration kClockError = std::chrono::milliseconds(10);
 
+// Lists of numbers by row.
+class Rows {
+ public:
+  template <typename Visit>
+  Rows(std::size_t rows, std::size_t entries, const Visit& each) : begin_(rows + 1, 0), entries_(entries) {
+    each([&](std::int32_t row, std::int32_t) { ++begin_[to_size(row) + 1]; });
+    for (std::size_t i = 0; i < rows; ++i) begin_[i + 1] += begin_[i];
+    std::vector<std::int32_t> next(begin_.begin(), std::prev(begin_.end()));
+    each([&](std::int32_t row, std::int32_t entry) { entries_[to_size(next[to_size(row)]++)] = entry; });
+  }
+  std::size_t size() const { return entries_.size(); }
+  std::span<const std::int32_t> of(std::int32_t row) const {
+    const auto begin = to_size(begin_[to_size(row)]);
+    return std::span(entries_).subspan(begin, to_size(begin_[to_size(row) + 1]) - begin);
+  }
+
+ private:
+  std::vector<std::int32_t> begin_;
+  std::vector<std::int32_t> entries_;
+};
+
 class GraphBuilder {
  public:
   GraphBuilder(const MeasuredRun& run, int step, ReceiveRule rule)
@@ -35,6 +56,7 @@ class GraphBuilder {
     place_.assign(ops_.size(), 0);
     place_in_kind_.assign(ops_.size(), 0);
     leader_.resize(ops_.size());
+    edges_.reserve(ops_.size() * 5 / 2);
     for (std::size_t i = 0; i < ops_.size(); ++i) leader_[i] = static_cast<std::int32_t>(i);
     for (const MeasuredOp& op : ops_) overlapped_ |= op.kind == MeasuredKind::separate_reduce;
     for (int worker = 0; worker < run_.workers(); ++worker) add_worker(worker);
@@ -379,41 +401,30 @@ class GraphBuilder {
     }
   }
 
-  // Sorts the groups topologically.
+  // Sorts the groups topologically. Frees what it has used: a step of a long timeline has millions of ops.
   StepGraph ordered() {
     const std::size_t n = ops_.size();
-    // Members by group and edges by their later op, as compressed rows.
+    for (auto* const used : {&receive_of_, &send_of_, &place_, &place_in_kind_}) std::exchange(*used, {});
     std::vector<std::int32_t> group(n);
     for (std::size_t i = 0; i < n; ++i) group[i] = lead(static_cast<std::int32_t>(i));
-    const Rows members(n, n, [&](auto&& visit) {
-      for (std::size_t i = 0; i < n; ++i) {
-        visit(group[i], static_cast<std::int32_t>(i));
-      }
-    });
+    std::exchange(leader_, {});
     const Rows needs(n, edges_.size(), [&](auto&& visit) {
       for (const auto& [op, needed] : edges_) visit(op, needed);
     });
-    const Rows users(n, edges_.size(), [&](auto&& visit) {
-      for (const auto& [op, needed] : edges_) visit(group[to_size(needed)], group[to_size(op)]);
-    });
-    std::vector<std::int32_t> open(n, 0);
-    for (const auto& [op, needed] : edges_) ++open[to_size(group[to_size(op)])];
-    std::vector<std::int32_t> order;  // leaders
-    for (std::size_t i = 0; i < n; ++i) {
-      if (group[i] == static_cast<std::int32_t>(i) && open[i] == 0) order.push_back(group[i]);
-    }
-    for (std::size_t done = 0; done < order.size(); ++done) {
-      for (const std::int32_t user : users.of(order[done])) {
-        if (--open[to_size(user)] == 0) order.push_back(user);
-      }
-    }
+    std::exchange(edges_, {});
     StepGraph graph;
+    graph.ops.reserve(n);
     std::vector<std::int32_t> position(n, kNoOp);
-    for (const std::int32_t leader : order) {
-      graph.group_begin.push_back(static_cast<std::int32_t>(graph.ops.size()));
-      for (const std::int32_t op : members.of(leader)) {
-        position[to_size(op)] = static_cast<std::int32_t>(graph.ops.size());
-        graph.ops.push_back(&at(op));
+    {
+      const Rows members(n, n, [&](auto&& visit) {
+        for (std::size_t i = 0; i < n; ++i) visit(group[i], static_cast<std::int32_t>(i));
+      });
+      for (const std::int32_t leader : leaders_in_order(group, needs)) {
+        graph.group_begin.push_back(static_cast<std::int32_t>(graph.ops.size()));
+        for (const std::int32_t op : members.of(leader)) {
+          position[to_size(op)] = static_cast<std::int32_t>(graph.ops.size());
+          graph.ops.push_back(&at(op));
+        }
       }
     }
     graph.group_begin.push_back(static_cast<std::int32_t>(graph.ops.size()));
@@ -422,6 +433,8 @@ class GraphBuilder {
         fail(fmt::format("{} can never start: the orders of the workers contradict each other", op_name(ops_[i])));
       }
     }
+    graph.need_begin.reserve(n + 1);
+    graph.needs.reserve(needs.size());
     for (const MeasuredOp* op : graph.ops) {
       graph.need_begin.push_back(static_cast<std::int32_t>(graph.needs.size()));
       for (const std::int32_t needed : needs.of(index_of(*op))) graph.needs.push_back(position[to_size(needed)]);
@@ -429,6 +442,30 @@ class GraphBuilder {
     graph.need_begin.push_back(static_cast<std::int32_t>(graph.needs.size()));
     set_times(graph);
     return graph;
+  }
+
+  // The leaders of the groups in topological order, without those that can never start. `needs` by op.
+  static std::vector<std::int32_t> leaders_in_order(const std::vector<std::int32_t>& group, const Rows& needs) {
+    const std::size_t n = group.size();
+    const auto each_edge = [&](auto&& visit) {
+      for (std::size_t op = 0; op < n; ++op) {
+        for (const std::int32_t needed : needs.of(static_cast<std::int32_t>(op)))
+          visit(group[to_size(needed)], group[op]);
+      }
+    };
+    const Rows users(n, needs.size(), each_edge);
+    std::vector<std::int32_t> open(n, 0);
+    each_edge([&](std::int32_t, std::int32_t user) { ++open[to_size(user)]; });
+    std::vector<std::int32_t> order;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (group[i] == static_cast<std::int32_t>(i) && open[i] == 0) order.push_back(group[i]);
+    }
+    for (std::size_t done = 0; done < order.size(); ++done) {
+      for (const std::int32_t user : users.of(order[done])) {
+        if (--open[to_size(user)] == 0) order.push_back(user);
+      }
+    }
+    return order;
   }
 
   void set_times(StepGraph& graph) const {
@@ -451,26 +488,6 @@ class GraphBuilder {
       }
     }
   }
-
-  // Lists of numbers by row.
-  class Rows {
-   public:
-    template <typename Visit>
-    Rows(std::size_t rows, std::size_t entries, const Visit& each) : begin_(rows + 1, 0), entries_(entries) {
-      each([&](std::int32_t row, std::int32_t) { ++begin_[to_size(row) + 1]; });
-      for (std::size_t i = 0; i < rows; ++i) begin_[i + 1] += begin_[i];
-      std::vector<std::int32_t> next(begin_.begin(), std::prev(begin_.end()));
-      each([&](std::int32_t row, std::int32_t entry) { entries_[to_size(next[to_size(row)]++)] = entry; });
-    }
-    std::span<const std::int32_t> of(std::int32_t row) const {
-      const auto begin = to_size(begin_[to_size(row)]);
-      return std::span(entries_).subspan(begin, to_size(begin_[to_size(row) + 1]) - begin);
-    }
-
-   private:
-    std::vector<std::int32_t> begin_;
-    std::vector<std::int32_t> entries_;
-  };
 
   const MeasuredRun& run_;
   int step_;
