@@ -138,7 +138,10 @@ ShortSchedule shorten(const Family& family, const FamilyParams& params, int micr
 }
 
 SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
-    : graph_(graph), removed_(schedule.removed), unit_(schedule.unit), cuts_(schedule.cuts) {
+    : SteadyState(graph, schedule.removed, schedule.unit, schedule.cuts, 0) {}
+
+SteadyState::SteadyState(const OpGraph& graph, int removed, int unit, std::vector<ShortSchedule::Cut> cuts, int earlier)
+    : graph_(graph), removed_(removed), unit_(unit), cuts_(std::move(cuts)), earlier_(earlier) {
   if (removed_ == 0) return;
   find_positions();
   if (!close_cuts()) return;
@@ -222,7 +225,34 @@ bool SteadyState::repeat_alike() {
   return true;
 }
 
-std::optional<SteadyState::Extension> SteadyState::extension(const Prices& prices, const Timeline& timeline) const {
+std::optional<SteadyState::Extension> SteadyState::extension(const Prices& prices, const Timeline& timeline) {
+  std::optional<Extension> out = extension_at_cuts(prices, timeline, 0);
+  if (out || prices.sharing.empty() || !cut_earlier()) return out;
+  return cut_before_->extension(prices, timeline);
+}
+
+std::optional<SteadyState::Extension> SteadyState::estimate(const Prices& prices, const Timeline& timeline) const {
+  constexpr double kDrift = 1e-6;
+  if (auto out = extension_at_cuts(prices, timeline, kDrift)) return out;
+  return cut_before_ ? cut_before_->estimate(prices, timeline) : std::nullopt;
+}
+
+// Makes cuts one block earlier; returns false if there are none.
+bool SteadyState::cut_earlier() {
+  constexpr int kMostEarlier = 2;
+  if (cut_before_) return true;
+  if (!usable_ || earlier_ == kMostEarlier) return false;
+  std::vector<ShortSchedule::Cut> cuts = cuts_;
+  for (ShortSchedule::Cut& cut : cuts) {
+    cut.at -= cut.block;
+    if (cut.at < cut.begin) return false;
+  }
+  cut_before_.reset(new SteadyState(graph_, removed_, unit_, std::move(cuts), earlier_ + 1));
+  return true;
+}
+
+std::optional<SteadyState::Extension> SteadyState::extension_at_cuts(const Prices& prices, const Timeline& timeline,
+                                                                     double tolerance) const {
   Extension out{.busy = std::vector<Duration>(to_size(graph_.schedule().num_ranks()), Duration{0})};
   if (removed_ == 0) return out;
   const auto queues = [](const SharedLink& link) { return link.policy == Sharing::queue && !link.uses.empty(); };
@@ -235,9 +265,9 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
     const auto too_short = [&](const Repeats& of) { return std::ssize(of.vertices) < depth * of.per_block; };
     if (std::any_of(repeats_.begin(), repeats_.end(), too_short)) return std::nullopt;
     if (removed_ % cycle != 0) continue;
-    const std::optional<Duration> growth = growth_of(timeline, cycle, depth);
+    const std::optional<Duration> growth = growth_of(timeline, cycle, depth, tolerance);
     if (!growth) continue;
-    if (!prices.sharing.empty() && !repeats_in_flight(timeline, cycle, *growth)) return std::nullopt;
+    if (tolerance == 0 && !prices.sharing.empty() && !repeats_in_flight(timeline, cycle, *growth)) return std::nullopt;
     out.time = *growth * (removed_ / cycle);
     for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
       const std::vector<VertexId>& vertices = repeats_[rank].vertices;
@@ -251,22 +281,26 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
   return std::nullopt;
 }
 
-// The time by which the vertices of the last `depth` blocks start later than those `cycle` blocks earlier, if it is the
-// same for all.
-std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const {
-  std::optional<Duration> growth;
+// The largest time by which a vertex of the last `depth` blocks starts later than that `cycle` blocks earlier, if all
+// differ by at most `tolerance`, a fraction.
+std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth,
+                                               double tolerance) const {
+  Duration least = Duration::max();
+  Duration most{0};
   for (const auto& [vertices, per_block] : repeats_) {
     const auto distance = to_size(cycle * per_block);
     for (std::size_t i = vertices.size() - to_size((depth - cycle) * per_block); i < vertices.size(); ++i) {
       const VertexId late = vertices[i];
       const VertexId early = vertices[i - distance];
       const Duration later = timeline.start[late] - timeline.start[early];
-      if (growth && later != *growth) return std::nullopt;
-      if (timeline.end[late] - timeline.end[early] != later) return std::nullopt;
-      growth = later;
+      const Duration later_end = timeline.end[late] - timeline.end[early];
+      least = std::min({least, later, later_end});
+      most = std::max({most, later, later_end});
+      const auto apart = static_cast<double>((most - least).count());
+      if (apart > tolerance * static_cast<double>(most.count())) return std::nullopt;
     }
   }
-  return growth;
+  return most;
 }
 
 // Whether every vertex before the cuts that may overlap with the removed blocks starts `growth` later than `cycle`

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -67,20 +68,30 @@ class SteadyState {
     Duration time{};             // by which everything after the cut is later in the long schedule
     std::vector<Duration> busy;  // by rank: compute time of the removed blocks
   };
-  // Returns nothing if the timeline does not become periodic, or if links have queues.
-  std::optional<Extension> extension(const Prices& prices, const Timeline& timeline) const;
+  // Returns nothing if the timeline does not become periodic, or if links have queues. Where links share resources,
+  // what follows the cuts may slow transfers before them: then cuts one and two blocks earlier are tried.
+  std::optional<Extension> extension(const Prices& prices, const Timeline& timeline);
+  // The same without a proof, of a timeline that is not periodic only since some ranks drift against others by less
+  // than 1e-6 of a repetition: everything grows as the slowest of them. What it leaves out is what happens once the
+  // drift has used up the slack between ranks.
+  std::optional<Extension> estimate(const Prices& prices, const Timeline& timeline) const;
 
  private:
+  SteadyState(const OpGraph& graph, int removed, int unit, std::vector<ShortSchedule::Cut> cuts, int earlier);
+
   // Repeating vertices of one rank before the cut, in the order of its list; the same number per block.
   struct Repeats {
     std::vector<VertexId> vertices;
     std::int64_t per_block = 0;
   };
+  std::optional<Extension> extension_at_cuts(const Prices& prices, const Timeline& timeline, double tolerance) const;
+  bool cut_earlier();
   void find_positions();
   bool close_cuts();
   bool repeat_alike();
   std::int64_t blocks_back(VertexId v) const;
-  std::optional<Duration> growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const;
+  std::optional<Duration> growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth,
+                                    double tolerance) const;
   bool repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
 
   const OpGraph& graph_;
@@ -92,6 +103,8 @@ class SteadyState {
   // By block counted back from the cut (0: after the cut): the number of blocks back to its farthest dependency.
   std::vector<std::int64_t> reach_;
   bool usable_ = false;
+  int earlier_ = 0;                          // blocks by which these cuts are earlier than those of the schedule
+  std::unique_ptr<SteadyState> cut_before_;  // one block earlier; made when it is needed
 };
 
 }  // namespace sluice::sim

@@ -35,7 +35,12 @@ constexpr std::int64_t kMostMoveWork = 4'000'000;  // moves times stages: only s
 Schedule placement_of(const Scenario& scenario) {
   const Family& family = find_family(scenario.schedule);
   const FamilyParams params = family_params(scenario);
-  if (family.asynchronous) return make_schedule(family, params);
+  constexpr double kManyOps = 1e5;
+  if (family.asynchronous) {
+    const bool many = num_ops(family, params) > kManyOps;
+    return make_schedule(family,
+                         many ? fewer_microbatches(family, params, std::int64_t{16} * params.ranks).params : params);
+  }
   return shorten(family, params, 2 * params.ranks).schedule;
 }
 

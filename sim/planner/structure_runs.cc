@@ -1,6 +1,8 @@
 #include "sim/planner/structure_runs.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -27,8 +29,7 @@ PlanResult refused(const std::string& reason) {
 
 // Returns the makespan if every transfer had its links alone, where it follows from this schedule. As the order on each
 // lane is given, shared links only make it longer, and their simulation takes many times as long.
-std::optional<Duration> makespan_without_sharing(const SteadyState& steady, const OpGraph& graph,
-                                                 const Prices& prices) {
+std::optional<Duration> makespan_without_sharing(SteadyState& steady, const OpGraph& graph, const Prices& prices) {
   Prices alone = prices;
   alone.sharing = {};
   const Timeline timeline = simulate_unshared(graph, alone);
@@ -36,6 +37,9 @@ std::optional<Duration> makespan_without_sharing(const SteadyState& steady, cons
   if (!more) return std::nullopt;
   return *std::max_element(timeline.end.begin(), timeline.end.end()) + more->time;
 }
+
+// Runs of more vertices are extrapolated where they do not become periodic.
+constexpr std::int64_t kMostVertices = 1 << 18;
 
 // Number of microbatches of a shortened schedule: enough for warm-up, drain, and a steady state.
 int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
@@ -93,7 +97,9 @@ StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& c
 std::unique_ptr<StructureRuns::Sketch> StructureRuns::lengthened_sketch() const {
   constexpr int kWithoutFill = 4;  // times the ranks: microbatches with which all repetitions are in the lists
   constexpr int kWorthwhile = 12;  // below this number of steps the three lists are longer than the whole one
-  if (family_.asynchronous || model::num_ops(family_, params_) > static_cast<double>(kMaxOps)) return nullptr;
+  const double ops = model::num_ops(family_, params_);
+  if (family_.asynchronous ? ops < static_cast<double>(kMostVertices) : ops > static_cast<double>(kMaxOps))
+    return nullptr;
   const FewerMicrobatches fewer =
       fewer_microbatches(family_, params_, std::int64_t{kWithoutFill} * params_.ranks + kWithoutFill);
   const std::int64_t steps = (params_.microbatches - fewer.params.microbatches) / fewer.step;
@@ -149,7 +155,10 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
 }
 
 PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
-  if (family_.asynchronous) return run_as_predicted(scenario);
+  if (family_.asynchronous) {
+    if (auto out = run_lengthened(scenario)) return std::move(*out);
+    return run_as_predicted(scenario);
+  }
   const double sequences = static_cast<double>(params_.microbatches) * scenario.shape.sequences * scenario.training.dp;
   // Configurations of a structure mostly become periodic after as many microbatches as the one before.
   for (std::size_t index = last_level_ > 0 ? last_level_ - 1 : 0;; ++index) {
@@ -174,10 +183,12 @@ PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
       return out;
     }
     const Timeline timeline = simulate(graph, prices);
-    const auto more = run.steady->extension(prices, timeline);
+    auto more = run.steady->extension(prices, timeline);
+    const bool extrapolated = !more && graph.size() > kMostVertices;
+    if (extrapolated) more = run.steady->estimate(prices, timeline);
     if (!more) continue;
     last_level_ = index;
-    PlanResult out{.status = PlanStatus::simulated};
+    PlanResult out{.status = PlanStatus::simulated, .extrapolated = extrapolated};
     Duration busy{0};
     for (VertexId v = 0; v < graph.size(); ++v) {
       out.makespan = std::max(out.makespan, timeline.end[v]);
@@ -206,6 +217,46 @@ PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
   return refused(error.what());
 } catch (const ScheduleError& error) {
   return refused(error.what());
+}
+
+// Runs schedules without a flush for fewer microbatches, and continues their times in a straight line; nothing where
+// they are not on one, or where the whole schedule is short.
+std::optional<PlanResult> StructureRuns::run_lengthened(const Scenario& scenario) const {
+  constexpr int kWithoutFill = 16;  // times the ranks
+  constexpr double kBend = 1e-6;
+  if (model::num_ops(family_, params_) < static_cast<double>(kMostVertices)) return std::nullopt;
+  const auto [fewer, step] = fewer_microbatches(family_, params_, std::int64_t{kWithoutFill} * params_.ranks);
+  const std::int64_t steps = (params_.microbatches - fewer.microbatches) / step;
+  std::array<PlanResult, 3> runs;
+  if (steps < std::ssize(runs)) return std::nullopt;
+  Scenario part = scenario;
+  part.correction.reset();
+  for (int i = 0; i < std::ssize(runs); ++i) {
+    part.microbatches = fewer.microbatches + static_cast<int>(i * step);
+    runs[i] = run_as_predicted(part);
+  }
+  const auto busy = [](const PlanResult& of) { return to_seconds(of.makespan) * (1 - of.bubble_fraction); };
+  const auto growth = [&](int i, auto value) { return value(runs[i + 1]) - value(runs[i]); };
+  const auto iteration = [](const PlanResult& of) { return to_seconds(of.iteration); };
+  const auto makespan = [](const PlanResult& of) { return to_seconds(of.makespan); };
+  const double bend = std::abs(growth(1, iteration) - growth(0, iteration));
+  if (bend > kBend * growth(1, iteration) || runs[1].needed_bytes != runs[2].needed_bytes) return std::nullopt;
+  PlanResult out = runs[2];
+  out.extrapolated = true;
+  const auto whole = [&](auto value) {
+    return value(runs[2]) + static_cast<double>(steps + 1 - std::ssize(runs)) * growth(1, value);
+  };
+  out.makespan = from_seconds(whole(makespan), scenario.source);
+  out.bubble_fraction = 1 - whole(busy) / whole(makespan);
+  double seconds = whole(iteration);
+  if (scenario.correction) seconds = scenario.correction->at(seconds).seconds;
+  out.iteration = from_seconds(seconds, "calibration");
+  const double faster = static_cast<double>(params_.microbatches) / part.microbatches * iteration(runs[2]) / seconds;
+  for (double* const each : {&out.throughput.tokens_per_s, &out.throughput.model_tflops_per_device,
+                             &out.throughput.hardware_tflops_per_device, &out.throughput.mfu}) {
+    *each *= faster;
+  }
+  return out;
 }
 
 PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -29,6 +30,7 @@ struct PlanResult {
   PlanStatus status = PlanStatus::open;
   bool fits = false;
   bool tight = false;             // fits only within the memory margin of the GPU; where not simulated, surely does
+  bool extrapolated = false;      // times of the long run follow from a shorter one without a proof
   bool standing_over = false;     // does not fit by the bytes that are held for the whole run alone
   int rank = 0;                   // with the highest memory use
   std::int64_t needed_bytes = 0;  // device memory as in Fit; a lower bound unless simulated
@@ -50,7 +52,8 @@ class StructureRuns {
   // Returns a refused, over or open result with lower bounds, without simulating.
   PlanResult assess(const Scenario& scenario);
   // Returns a refused or simulated result, whose times and bytes equal those of `predict`. Of one whose makespan is not
-  // below `worth`, this may be a lower bound, the bytes are not computed, and it does not fit.
+  // below `worth`, this may be a lower bound, the bytes are not computed, and it does not fit. Of runs of over 2^18
+  // vertices that do not become periodic, times are extrapolated.
   PlanResult run(const Scenario& scenario, Duration worth = Duration::max());
 
   std::int64_t num_vertices() const { return num_vertices_; }  // of all graphs in memory
@@ -82,6 +85,7 @@ class StructureRuns {
   Level& level(std::size_t index);
   Lowered& lowered(Level& of, const ScenarioCosts& costs);
   PlanResult run_as_predicted(const Scenario& scenario) const;
+  std::optional<PlanResult> run_lengthened(const Scenario& scenario) const;
 
   const Family& family_;
   FamilyParams params_;

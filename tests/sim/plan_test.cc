@@ -186,6 +186,42 @@ TEST(StructureRuns, EqualPredictions) {
   EXPECT_GT(refused, 20);
 }
 
+// Of batches with tens of thousands of microbatches, times and bytes are those of `predict`, or marked as extrapolated
+// and as near as the drift that is left out.
+TEST(StructureRuns, LongRunsNeedFewMicrobatches) {
+  const Scenario base = base_of({{"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
+                                 {"model", {{"num_layers", 26}, {"untie_embeddings_and_output_weights", true}}},
+                                 {"batch", {{"global_batch", 1 << 17}}}});
+  PlanSpace space;
+  space.tp = {1};
+  space.pp = {2, 4};
+  space.micro_batch = {1};
+  space.recompute = {"none"};
+  for (const char* name : {"1f1b", "eager-1f1b", "zb-v", "pipedream", "pipedream-2bw"})
+    space.families.emplace_back(name);
+  int extrapolated = 0;
+  std::set<std::tuple<std::string_view, int>> seen;
+  for (const PlanPoint& point : enumerate(base, space)) {
+    if (!seen.emplace(point.family->name, point.pp).second || (small_scope() && point.pp != 2)) continue;
+    const Scenario scenario = scenario_of(base, space, point);
+    SCOPED_TRACE(flags_of(base, space, point));
+    StructureRuns runs(scenario);
+    const PlanResult assessed = runs.assess(scenario);
+    const PlanResult result = runs.run(scenario);
+    const Prediction expected = predict(model::Setup(scenario));
+    ASSERT_EQ(result.status, PlanStatus::simulated) << result.reason;
+    const double near = result.extrapolated ? 1e-6 : 0;
+    extrapolated += result.extrapolated ? 1 : 0;
+    EXPECT_NEAR(to_seconds(result.iteration), to_seconds(expected.iteration), near * to_seconds(expected.iteration));
+    EXPECT_NEAR(result.bubble_fraction, expected.metrics.bubble_fraction, 1e-12 + near);
+    EXPECT_NEAR(result.throughput.mfu, expected.throughput.mfu, 1e-12 + near);
+    EXPECT_EQ(result.needed_bytes, expected.fit->needed_bytes);
+    EXPECT_LE(assessed.needed_bytes, expected.fit->needed_bytes);
+    EXPECT_LT(runs.num_ops(), 400'000);
+  }
+  EXPECT_GE(extrapolated, 2);
+}
+
 TEST(Plan, SkipsOnlyWorseConfigurations) {
   for (const char* memory : {"80", "24"}) {
     if (small_scope() && std::string(memory) == "80") continue;

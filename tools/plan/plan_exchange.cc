@@ -15,7 +15,7 @@ std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResul
         json::array({work[i].point, work[i].structure, work[i].simulate, static_cast<int>(result.status), result.fits,
                      result.tight, result.rank, result.needed_bytes, result.bound.count(), result.iteration.count(),
                      result.makespan.count(), result.bubble_fraction, speed.tokens_per_s, speed.model_tflops_per_device,
-                     speed.hardware_tflops_per_device, speed.mfu, result.reason}));
+                     speed.hardware_tflops_per_device, speed.mfu, result.reason, result.extrapolated}));
   }
   std::string out;
   json::to_msgpack(json::array({interrupted, std::move(rows)}), out);
@@ -44,6 +44,7 @@ PlanPart plan_part_of(const std::string& bytes) {
                          .hardware_tflops_per_device = row[14].get<double>(),
                          .mfu = row[15].get<double>()};
     result.reason = row[16].get<std::string>();
+    result.extrapolated = row[17].get<bool>();
   }
   return part;
 }

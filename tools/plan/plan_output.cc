@@ -84,6 +84,7 @@ std::string notes(const Scenario& base, const PlanPoint& point, const PlanResult
     if (has) out += (out.empty() ? "" : ", ") + text;
   };
   add(result.tight, "within the memory margin");
+  add(result.extrapolated, "extrapolated from fewer microbatches");
   add(point.distributed_optimizer, "distributed optimizer");
   add(point.pipeline_before_data, "pipeline before data");
   const std::string layout = uneven_layout(base, point);
@@ -297,6 +298,7 @@ OrderedJson ranked_json(const Plan& plan, int index) {
   }
   out["needed_memory_bytes"] = result.needed_bytes;
   out["within_memory_margin"] = result.tight;
+  if (result.extrapolated) out["extrapolated"] = true;
   out["rank"] = result.rank;
   if (const std::string layout = uneven_layout(plan.base(), point); !layout.empty()) out["pipeline_layout"] = layout;
   out["runs_on"] = runners_of(plan.base(), point);
