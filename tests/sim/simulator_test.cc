@@ -14,6 +14,7 @@
 #include "model/schedule/schedule_file.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
+#include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
@@ -71,7 +72,7 @@ TEST(Simulator, PredictsAScheduleWithoutAFlushThatNoFamilyBuilt) {
 TEST(Simulator, PredictsThePeriodOfALongRunWithoutAFlush) {
   std::mt19937 random(3);
   const auto draw = [&](int low, int high) { return static_cast<int>(random() % (high - low + 1)) + low; };
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < (small_scope() ? 40 : 200); ++i) {
     const bool two_versions = i % 2 == 0;
     const int p = draw(2, 7);
     const int m = draw(two_versions ? p - 1 : 1, 12);

@@ -14,6 +14,7 @@
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
 #include "sim/engine/engine.h"
+#include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
@@ -77,6 +78,7 @@ Count compare(const Family& family, bool even, std::uint32_t seed) {
   Count count;
   const Bytes bytes;
   for (const int ranks : {1, 2, 3, 4, 6}) {
+    if (small_scope() && ranks > 3) continue;
     for (const int chunks : {1, 2, 3}) {
       if (family.fixed_chunks != 0 ? chunks != 1 : family.default_chunks == chunks && chunks == 1) continue;
       for (const int slices : {1, 2, 4}) {

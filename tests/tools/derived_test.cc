@@ -205,7 +205,7 @@ TEST(PlanCommand, NumbersOfGpusThatLeaveNoReplicasAreNamed) {
                                       "global batch 64: use {} GPUs, or another batch\n",
                                       gpus, usable));
   }
-  EXPECT_EQ(run_sluice(words(plan + "496 --schedule 1f1b --mbs 1 --recompute full")).exit_code, 0);
+  EXPECT_EQ(run_sluice(words(plan + "496 --schedule 1f1b --mbs 1 --recompute full --even-stages")).exit_code, 0);
 }
 
 TEST(Inputs, YamlIsNamed) {

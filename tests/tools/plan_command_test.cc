@@ -96,7 +96,7 @@ TEST(PlanCommand, OneRankTriesAllFamilies) {
 TEST(PlanCommand, SearchesExpertsAndContext) {
   const CommandResult experts = run_sluice(
       words("plan --model deepseek-v3 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 --tp 4 --pp 16 "
-            "--mbs 1 --schedule zb-v --recompute none --json"));
+            "--mbs 1 --schedule zb-v --recompute none --even-stages --json"));
   ASSERT_EQ(experts.exit_code, 0) << experts.err;
   EXPECT_GT(json::parse(experts.out).at("ranking").at(0).at("ep"), 1);
   const CommandResult context = run_sluice(words(kLlama + "--cp 1,2 --schedule 1f1b --csv /dev/stdout"));
@@ -358,7 +358,8 @@ TEST(PlanCommand, NamesTheAssumptionsOfARow) {
 
 TEST(PlanCommand, NamesAShortlist) {
   const std::string space =
-      "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 --schedule megatron --cp 1 ";
+      "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 --schedule megatron --cp 1 " +
+      std::string(test::small_scope() ? "--mbs 1 --recompute none " : "");
   const CommandResult result = run_sluice(words(space + "--shortlist 3 --json"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json found = json::parse(result.out);
@@ -406,7 +407,7 @@ TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
 // The plan replaces the sizes and the schedule of a scenario, and its flags override those of the scenario.
 TEST(PlanCommand, IgnoresTheSizesOfAScenario) {
   const std::string file = kExamples + "gpt3-175b-a100.json";
-  const std::string space = test::small_scope() ? "--pp 8,16 --mbs 1 " : "";
+  const std::string space = test::small_scope() ? "--pp 8 --mbs 1 --recompute full " : "";
   const json document = json::parse(run_sluice(words("plan --json --schedule megatron --tp 8 " + space + file)).out);
   const json& best = document.at("ranking").at(0);
   const CommandResult result =

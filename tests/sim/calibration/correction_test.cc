@@ -7,6 +7,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
+#include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
@@ -113,8 +114,8 @@ TEST(Correction, IntervalCoversNineOfTenIterations) {
   // fraction of 4,000 draws (0.0142).
   std::mt19937_64 random(7);
   std::normal_distribution<double> normal;
-  for (const auto& [count, fixed] :
-       {std::pair(1, 0.5), {2, 0.5}, {3, 0.5}, {6, 0.5}, {20, 0.5}, {3, -0.5}, {20, -0.5}}) {
+  const std::pair<int, double> cases[] = {{1, 0.5}, {2, 0.5}, {3, 0.5}, {6, 0.5}, {20, 0.5}, {3, -0.5}, {20, -0.5}};
+  for (const auto& [count, fixed] : in_scope(cases)) {
     int inside = 0;
     constexpr int kDraws = 4000;
     for (int draw = 0; draw < kDraws; ++draw) {

@@ -545,11 +545,13 @@ TEST_F(ReadTrace, SizesAreLimited) {
               HasSubstr("t.json.gz: event 1: a string or a blank is longer than 16 MiB"));
   EXPECT_THAT(error("[" + std::string(std::size_t{17} << 20, ' ') + "]"),
               HasSubstr("a string or a blank is longer than 16 MiB"));
-  std::string zeros = "{\"a\":[0";
-  std::string many;
-  for (int i = 0; i < 1 << 10; ++i) many += ",0";
-  for (int i = 0; i < 35 << 10; ++i) zeros += many;
-  EXPECT_THAT(error(zeros + "]}"), HasSubstr("the gzip stream decompresses to more than 200 times its size"));
+  if (!test::small_scope()) {
+    std::string zeros = "{\"a\":[0";
+    std::string many;
+    for (int i = 0; i < 1 << 10; ++i) many += ",0";
+    for (int i = 0; i < 35 << 10; ++i) zeros += many;
+    EXPECT_THAT(error(zeros + "]}"), HasSubstr("the gzip stream decompresses to more than 200 times its size"));
+  }
   std::string counter = R"([{"ph":"C","args":{"a":1)";
   for (int i = 0; i < 1000; ++i) counter += ",\"b\":1";
   EXPECT_THAT(error(counter + "}}]"), HasSubstr("event 0: args: expected at most 1000 values"));
