@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -216,6 +217,7 @@ Analysis analyze(const AnalysisRequest& request) {
   if (!request.names.empty()) names.emplace(read_file(request.names), request.names);
   Analysis analysis;
   MeasuredRun read = read_measured_run(trace_files(request.timeline), {.names = names ? &*names : nullptr});
+  ::malloc_trim(0);  // what reading took is as large as the run, in blocks that the heap would keep
   if (!request.all_steps) drop_warm_up(read);
   align_worker_clocks(read);
   analysis.run = with_estimated_transfers(std::move(read));

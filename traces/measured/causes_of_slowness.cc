@@ -18,7 +18,7 @@
 namespace sluice::traces {
 namespace {
 
-constexpr int kCauseLanes = 8;
+constexpr int kCauseLanes = 4;
 constexpr double kSlowerBy = 1.01;         // a worker or a rank
 constexpr double kLinkSlowerBy = 1.2;      // a link
 constexpr double kPauseOfStep = 0.005;     // a pause is longer than this fraction of its step,

@@ -13,7 +13,7 @@
 namespace sluice::traces {
 namespace {
 
-constexpr int kLanes = 8;
+constexpr int kLanes = 4;
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
