@@ -156,7 +156,7 @@ struct Training {
   int gradient_bytes = 4;      // of a gradient element: 2 or 4
   bool gradient_copy = false;  // 32-bit gradients are accumulated besides 16-bit ones, which are kept as well
   int optimizer_bytes = 12;    // of the 32-bit weight and both moments of a parameter, 3 to 12
-  int lora_rank = 0;         // of adapters, which alone are trained (adapters.h); 0: all parameters are
+  int lora_rank = 0;           // of adapters, which alone are trained (adapters.h); 0: all parameters are
   // Fraction of the optimizer states that are in host memory, where the host updates their parameters (ZeRO-Offload,
   // Ren et al. 2021; Megatron-LM's optimizer-offload-fraction).
   double optimizer_offload = 0;
