@@ -27,12 +27,12 @@ struct HfType {
   bool embedding_norm = false;
   bool head_bias = false;
   bool shared_gate = false;
-  std::string_view sinks = "";  // kinds of mixers that have them, as in `pattern`
   bool router_bias = false;
   bool router_scale = false;
-  double clamp = 0;               // of gated experts, where the config has no swiglu_limit; 0: they have none
   char linear = 'G';              // what "linear_attention" is: see HfConfig::mixer_at
   int parallel_norms = 0;         // attention and MLP side by side after this number of norms
+  std::string_view sinks = "";    // kinds of mixers that have them, as in `pattern`
+  double clamp = 0;               // of gated experts, where the config has no swiglu_limit; 0: they have none
   std::string_view pattern = "";  // of mixers where the config lists none: F full, W window, G delta, repeated
 };
 
