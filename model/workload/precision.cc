@@ -11,8 +11,8 @@ constexpr double kMx = 1 + 1.0 / 32;
 constexpr double kNv = 0.5 + 1.0 / 16;
 
 // Casts as in Transformer Engine. fp8: read, write and write transposed; a norm writes 8 bits itself, and only the
-// transposition remains. fp8-current: a reduction for the maximum first. fp8-block, mxfp8: both layouts at once, since
-// each has its own scales. nvfp4: the maxima of the tensor as it is and after the transform, then both layouts.
+// transposition remains. fp8-current: a reduction for the maximum first. fp8-block, mxfp8: both layouts in one pass,
+// since each has its own scales. nvfp4: the maxima of the tensor as it is and after the transform, then both layouts.
 constexpr std::array<PrecisionTraits, 7> kTraits = {{
     {"bf16"},
     {"fp16"},
