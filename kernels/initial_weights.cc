@@ -1,38 +1,20 @@
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "kernels/initial_number.h"
 #include "kernels/weights.h"
 
 namespace sluice::kernels {
 namespace {
-
-// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
-std::uint64_t mixed(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 // FNV-1a.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return hash;
-}
-
-// In (0, 1].
-double unit(std::uint64_t bits) { return static_cast<double>((bits >> 11) + 1) * 0x1p-53; }
-
-// Box and Muller 1958.
-double normal(std::uint64_t key, std::int64_t index) {
-  const std::uint64_t first = mixed(key ^ mixed(2 * static_cast<std::uint64_t>(index)));
-  const std::uint64_t second = mixed(key ^ mixed(2 * static_cast<std::uint64_t>(index) + 1));
-  return std::sqrt(-2 * std::log(unit(first))) * std::cos(2 * std::numbers::pi * unit(second));
 }
 
 // Gains of norms: vectors that are named weights.
@@ -57,27 +39,28 @@ void over_rows(std::int64_t rows, std::int64_t columns, const Work& work) {
 
 }  // namespace
 
+InitialValues initial_values(const StageSpec& spec, const Parameter& parameter, std::uint64_t seed) {
+  constexpr double kDeviation = 0.02;
+  if (is_bias(parameter)) return {};
+  if (is_gain(parameter)) return {.constant = 1};
+  const double layers = static_cast<double>(spec.model.layers);
+  return {.deviation = into_residual(parameter) ? kDeviation / std::sqrt(2 * layers) : kDeviation,
+          .key = mixed(seed ^ hash_of(parameter.name))};
+}
+
 template <class T>
 void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights) {
-  constexpr double kDeviation = 0.02;
   std::fill_n(weights, offsets.elements, T{0});
   for (const Parameter& parameter : offsets.parameters) {
     T* const block = weights + parameter.offset;
-    if (is_bias(parameter)) continue;
-    if (is_gain(parameter)) {
-      std::fill_n(block, parameter.size(), T{1});
+    const InitialValues values = initial_values(spec, parameter, seed);
+    if (values.deviation == 0) {
+      std::fill_n(block, parameter.size(), static_cast<T>(values.constant));
       continue;
     }
-    const double deviation =
-        into_residual(parameter) ? kDeviation / std::sqrt(2.0 * static_cast<double>(spec.model.layers)) : kDeviation;
-    const std::uint64_t key = mixed(seed ^ hash_of(parameter.name));
     over_rows(parameter.rows, parameter.columns, [&](std::int64_t first, std::int64_t end) {
-      for (std::int64_t row = first; row < end; ++row) {
-        for (std::int64_t column = 0; column < parameter.columns; ++column) {
-          const std::int64_t index =
-              (parameter.first_row + row) * parameter.all_columns + parameter.first_column + column;
-          block[row * parameter.columns + column] = static_cast<T>(deviation * normal(key, index));
-        }
+      for (std::int64_t i = first * parameter.columns; i < end * parameter.columns; ++i) {
+        block[i] = static_cast<T>(values.deviation * normal_number(values.key, parameter.index_in_whole(i)));
       }
     });
   }

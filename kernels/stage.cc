@@ -8,6 +8,9 @@ void Stage::add_squared_norm(const std::byte*, float*, Stream&) const {
   throw std::logic_error("add_squared_norm is not implemented by CPU stages");
 }
 
+void Stage::draw_weights(std::byte*, std::uint64_t, Stream&) const {
+  throw std::logic_error("draw_weights is not implemented by CPU stages");
+}
 void Stage::set_weights(const std::byte*, std::byte*, std::byte*, Stream&) const {
   throw std::logic_error("set_weights is not implemented by CPU stages");
 }

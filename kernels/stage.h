@@ -61,6 +61,10 @@ struct Parameter {
                         // a tied copy; with experts, of data ranks)
   bool expert = false;  // of a routed expert, whose replicas are those of every expert_parallel-th rank
   std::int64_t size() const { return rows * columns; }
+  // Returns the index in the whole matrix of an element of the block.
+  std::int64_t index_in_whole(std::int64_t i) const {
+    return (first_row + i / columns) * all_columns + first_column + i % columns;
+  }
 };
 
 // Name of the word embedding, [V, h], and of its tied copy.
@@ -195,7 +199,10 @@ class Stage {
   // Writes the initial weights. Each element is a function of `seed`, the parameter's name and the element's position
   // in the whole matrix, so that weights do not depend on the parallelism. Matrices are normal with standard deviation
   // 0.02, or 0.02 / sqrt(2 layers) for projections into the residual stream (GPT-2); gains are 1, biases 0.
+  // A stage of a device writes float32 weights, in memory of the host.
   virtual void initialise(std::byte* weights, std::uint64_t seed) const = 0;
+  // Devices only: the same in memory of the device, but for padding.
+  virtual void draw_weights(std::byte* float_weights, std::uint64_t seed, Stream& stream) const;
 
   // F. Needs weights, scratch, to_*, keys_values, input or tokens, output or targets; sets the loss if there is a head.
   // Throws InputError for a slice that ends after the last learned position.
@@ -231,8 +238,8 @@ class Stage {
   // sines of rotary embeddings. They depend on the model alone, so that all stages of a worker share one copy.
   virtual std::int64_t table_bytes(std::int64_t positions) const;
   virtual void fill_tables(std::byte* tables, std::int64_t positions, Stream& stream) const;
-  // Devices only: writes float32 weights, from `initialise` or a checkpoint and copied to the device, to the master
-  // weights and the 16-bit weights.
+  // Devices only: writes float32 weights, from `draw_weights` or a checkpoint, to the master weights and the 16-bit
+  // weights.
   virtual void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* optimizer_state,
                            Stream& stream) const;
   // `new_weights` may equal `weights`. The optimizer state is updated in place.

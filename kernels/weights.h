@@ -86,6 +86,15 @@ struct WeightOffsets {
 };
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes);
 
+// How the elements of a parameter are initialised: all to a constant if the deviation is 0, else to normal numbers,
+// each a function of the key and its index in the whole matrix.
+struct InitialValues {
+  double constant = 0;
+  double deviation = 0;
+  std::uint64_t key = 0;
+};
+InitialValues initial_values(const StageSpec& spec, const Parameter& parameter, std::uint64_t seed);
+
 // Implements Stage::initialise. Padding is set to zero.
 template <class T>
 void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);

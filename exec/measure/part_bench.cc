@@ -324,16 +324,15 @@ void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double sca
   if (device_ != nullptr) device_->synchronize(*stream_);
 }
 
-// On a device the initial weights are copied through the gradient buffer, as in a run.
+// On a device the initial weights are drawn in the gradient buffer, as in a run.
 void PartBench::fill_weights(Part& part) {
   if (device_ == nullptr) {
     part.stage->initialise(part.weights, spec_.seed);
     return;
   }
   const StageMemory memory = part.stage->memory();
-  std::vector<std::byte> host(to_size(memory.gradients));
-  part.stage->initialise(host.data(), spec_.seed);
-  device_->copy(part.gradients, host.data(), memory.gradients, *stream_);
+  device_->zero(part.gradients, memory.gradients, *stream_);
+  part.stage->draw_weights(part.gradients, spec_.seed, *stream_);
   part.stage->set_weights(part.gradients, part.weights, part.optimizer_state, *stream_);
   device_->zero(part.gradients, memory.gradients, *stream_);
   device_->synchronize(*stream_);

@@ -210,23 +210,20 @@ void DeviceWorker::place_small() {
 void DeviceWorker::initialise() {
   device_.make_current();
   for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
-    const Stage& stage = stage_of(chunk);
-    std::vector<std::byte> drawn(to_size(4 * (stage.memory().weights / plan_.element_bytes())));
-    stage.initialise(drawn.data(), plan_.spec().seed);
-    set_weights(chunk, drawn);
-    device_.zero(optimizer_state(chunk) + std::ssize(drawn), 2 * std::ssize(drawn), *compute_);
+    const std::int64_t bytes = 4 * (stage_of(chunk).memory().weights / plan_.element_bytes());
+    device_.zero(gradients(chunk, 0), bytes, *compute_);
+    stage_of(chunk).draw_weights(gradients(chunk, 0), plan_.spec().seed, *compute_);
+    take_weights(chunk, bytes);
+    device_.zero(optimizer_state(chunk) + bytes, 2 * bytes, *compute_);
     device_.synchronize(*compute_);
   }
 }
 
-// Returns when the host's copy has been read.
-void DeviceWorker::set_weights(int chunk, std::span<const std::byte> given) {
-  // The gradient buffer has the same size, and is zero between runs.
+// Sets the weights to those in the gradient buffer, which has the same size, and is zero between runs.
+void DeviceWorker::take_weights(int chunk, std::int64_t bytes) {
   std::byte* const staging = gradients(chunk, 0);
-  device_.copy(staging, given.data(), std::ssize(given), *compute_);
   stage_of(chunk).set_weights(staging, weights(chunk, steps_done_), optimizer_state(chunk), *compute_);
-  device_.zero(staging, std::ssize(given), *compute_);
-  device_.synchronize(*compute_);
+  device_.zero(staging, bytes, *compute_);
 }
 
 void DeviceWorker::read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) {
@@ -240,7 +237,8 @@ void DeviceWorker::read_state(int chunk, StatePart part, std::int64_t first, std
 
 void DeviceWorker::set_state(int chunk, const ChunkState& state) {
   device_.make_current();
-  set_weights(chunk, state.weights);
+  device_.copy(gradients(chunk, 0), state.weights.data(), std::ssize(state.weights), *compute_);
+  take_weights(chunk, std::ssize(state.weights));
   device_.copy(optimizer_state(chunk) + std::ssize(state.weights), state.optimizer_state.data(),
                2 * std::ssize(state.weights), *compute_);
   device_.synchronize(*compute_);

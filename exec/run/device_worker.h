@@ -113,7 +113,7 @@ class DeviceWorker final : public Worker {
   void fill_tables();
   void load_tokens();
   void rehearse();
-  void set_weights(int chunk, std::span<const std::byte> given);
+  void take_weights(int chunk, std::int64_t bytes);
   void run_items();
   void use_events();
   void call_meanwhile();

@@ -106,6 +106,8 @@ struct OptimizerState {
 // Implements Stage::step. Writes the rounded master weights to new_weights even if the step is skipped.
 void optimizer_step(Stream& stream, Element element, const std::vector<WeightRange>& ranges, const OptimizerStep& step,
                     const OptimizerState& state, const float* gradients, Half* new_weights);
+// Implements Stage::draw_weights.
+void draw_weights(Stream& stream, const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, float* to);
 // Implements Stage::set_weights.
 void set_weights(Stream& stream, Element element, std::int64_t elements, const float* from, float* master,
                  Half* weights);

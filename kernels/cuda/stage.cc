@@ -328,6 +328,9 @@ class CudaStage final : public LayeredStage<CudaBackend> {
   void add_squared_norm(const std::byte* gradients, float* squares, Stream& stream) const override {
     add_squares(stream, counted_ranges_, reals(gradients), squares);
   }
+  void draw_weights(std::byte* float_weights, std::uint64_t seed, Stream& stream) const override {
+    cuda::draw_weights(stream, spec(), offsets(), seed, reals(float_weights));
+  }
   void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* optimizer_state,
                    Stream& stream) const override {
     cuda::set_weights(stream, element_, offsets().elements, reals(float_weights), reals(optimizer_state),

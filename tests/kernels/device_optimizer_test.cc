@@ -33,7 +33,8 @@ class DeviceOptimizer : public DeviceKernels {
     std::vector<std::byte> first(static_cast<std::size_t>(4 * elements_));
     stage_->initialise(first.data(), 7);
     DeviceMemory& there = memory(4 * elements_);
-    there.write(first);
+    there.fill(std::byte{0});
+    stage_->draw_weights(there.data(), 7, *stream_);
     stage_->set_weights(there.data(), weights_->data(), state_->data(), *stream_);
     device_->synchronize(*stream_);
     master_ = as_numbers(Element::float32, first);
@@ -92,8 +93,9 @@ INSTANTIATE_TEST_SUITE_P(Types, DeviceOptimizer, ::testing::Values(Element::floa
                          [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
 
 TEST_P(DeviceOptimizer, InitialWeightsEqualCpu) {
-  EXPECT_EQ(master(), master_);
-  EXPECT_EQ(weights(), rounded(element(), master_));
+  // A GPU's logarithm and cosine are not the host's to the last place.
+  EXPECT_LT(relative_error(master(), master_), 1e-7);
+  EXPECT_EQ(weights(), rounded(element(), master()));
   EXPECT_GT(relative_error(weights(), Numbers(master_.size(), 1.0)), 0.1) << "the weights are not constant";
 }
 
