@@ -69,16 +69,17 @@ std::string action_of(const RowOp& op) {
 std::string micros(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 std::string event(const char* category, const std::string& name, const std::string& pid, int tid, std::int64_t start,
-                  std::int64_t duration) {
+                  std::int64_t duration, std::int64_t correlation = -1) {
   return fmt::format(R"(  {{
     "ph": "X", "cat": "{}", "name": "{}", "pid": {}, "tid": {},
     "ts": {}, "dur": {},
     "args": {{
-      "External id": 17
+      "External id": 17{}
     }}
   }},
 )",
-                     category, name, pid, tid, micros(start), micros(duration));
+                     category, name, pid, tid, micros(start), micros(duration),
+                     correlation < 0 ? "" : fmt::format(", \"correlation\": {}", correlation));
 }
 
 // Returns the ranges of a rank in one iteration, in time order.
@@ -110,6 +111,8 @@ std::vector<Range> ranges_of(const RunRows& run, int rank, bool transfers) {
   return ranges;
 }
 
+bool is_backward(const std::string& name) { return name.find_first_of("BIW", 3) != std::string::npos; }
+
 // Removes the ops before the start and after the end of the recording, with the transfers before and after them.
 void cut(std::vector<Range>& ranges, const KinetoStyle& style) {
   const auto is_op = [](const Range& range) { return range.stream == 7; };
@@ -139,18 +142,29 @@ std::string kineto_text(const RunRows& run, int rank, const KinetoStyle& style) 
     }
     if (!style.steps) continue;
     const std::string step = fmt::format("ProfilerStep#{}", style.first_step + i);
-    body += event("user_annotation", step, "4711", 4711, begin - 100, makespan + 200);
+    const std::int64_t ahead_of_gpu = style.launches ? 25'000 : 0;
+    body += event("user_annotation", step, "4711", 4711, begin - 100 - ahead_of_gpu, makespan + 200);
     if (style.gpu) body += event("gpu_user_annotation", step, "0", 7, begin - 1, makespan + 2);
   }
   cut(ranges, style);
+  std::int64_t launched = 0;
   for (const Range& range : ranges) {
     // With a GPU, the CPU range is the launch: 20 us earlier, 5 us long.
     const std::int64_t length = range.end - range.start;
     body += event("user_annotation", range.name, "4711", 4711, style.gpu ? range.start - 20'000 : range.start,
                   style.gpu ? 5'000 : length);
     if (!style.gpu) continue;
-    body += event("kernel", "void gemm<float>()", "0", range.stream, range.start, length);
-    body += event("gpu_user_annotation", range.name, "0", range.stream, range.start - 1, length + 2);
+    const bool by_autograd = style.launches && range.stream == 7 && is_backward(range.name);
+    const std::int64_t correlation = style.launches && range.stream == 7 ? ++launched : -1;
+    if (correlation >= 0) {
+      body += event("cuda_runtime", "cudaLaunchKernel", "4711", by_autograd ? 4712 : 4711, range.start - 18'000, 1'000,
+                    correlation);
+    }
+    body += event("kernel", "void gemm<float>()", "0", range.stream, range.start, length, correlation);
+    // Every other backward has a range, of one kernel that scales its loss.
+    if (by_autograd && correlation % 2 == 0) continue;
+    body += event("gpu_user_annotation", range.name, "0", range.stream, range.start - 1,
+                  by_autograd ? std::min<std::int64_t>(length, 1'000) : length + 2);
     // An op also launches a collective on another stream.
     if (range.stream == 7) body += event("gpu_user_annotation", range.name, "0", 28, range.start + 10, 7);
   }

@@ -21,6 +21,8 @@ struct KinetoStyle {
   int cut_front = 0;                 // number of ops per rank before the start of the recording
   int cut_back = 0;                  // number of ops per rank after its end
   Duration gap{1'000'000};           // between iterations
+  bool launches = false;  // of kernels, those of a backward by another thread, as autograd does; a GPU range has
+                          // only what its own thread launched
 };
 
 // Returns the file of one rank in the format of libkineto's ChromeTraceLogger (output_json.cpp): header with

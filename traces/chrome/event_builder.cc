@@ -146,7 +146,7 @@ void EventBuilder::start_event() {
   for (std::string* text : {&event_.phase, &event_.category, &event_.name, &event_.cause, &event_.args_name}) {
     text->clear();
   }
-  event_.pid = event_.tid = event_.step = event_.model_chunk = event_.mb_id = event_.bytes = -1;
+  event_.pid = event_.tid = event_.step = event_.model_chunk = event_.mb_id = event_.bytes = event_.correlation = -1;
   event_.start = event_.duration = std::nullopt;
   event_.op = event_.with = {};
   event_.values.clear();
@@ -197,6 +197,7 @@ void EventBuilder::args_whole(std::int64_t value) {
   if (event_.phase == "C" || event_.phase.empty()) add_counter_value(value);
   if (key_ == "step") event_.step = value;
   if (key_ == "bytes") event_.bytes = value;
+  if (key_ == "correlation") event_.correlation = value;
   if (key_ == "model_chunk") event_.model_chunk = value;
   if (key_ == "mb_id") event_.mb_id = value;
   op_whole(event_.op, value);

@@ -41,6 +41,7 @@ struct TraceEvent {
   std::int64_t model_chunk = -1;                             // from args, as in ByteDance's timelines
   std::int64_t mb_id = -1;                                   // from args, likewise: the microbatch
   std::int64_t bytes = -1;                                   // from args
+  std::int64_t correlation = -1;                             // from args: of a launch and what it launched
   std::string cause;                                         // from args
   std::string args_name;                                     // from args of metadata: `name`
   std::vector<std::pair<std::string, std::int64_t>> values;  // for a counter: its integer args

@@ -55,14 +55,15 @@ std::optional<PipelineAction> parse_pipeline_range(std::string_view name) {
 void KinetoRank::add(const TraceEvent& event) {
   if (event.phase != "X") return;
   const bool gpu = event.category == "gpu_user_annotation";
-  if (!gpu && event.category != "user_annotation") return;
+  if (!gpu && event.category != "user_annotation") return kernels_.add(event);
   const bool step = event.name.starts_with(kStep);
   const bool range = event.name.starts_with(kRange);
   if (!step && !range && !event.name.starts_with(kOptimizer)) return;
   const auto fail = [&](const std::string& rule) {
     throw InputError(fmt::format("{}: event {}: {}: {}", source_, event.number, event.name, rule));
   };
-  if (++num_kept_ > kMaxKeptEvents) fail(fmt::format("expected at most {} ranges", kMaxKeptEvents));
+  if (++num_kept_ + kernels_.size() > kMaxKeptEvents)
+    fail(fmt::format("expected at most {} ranges and kernels", kMaxKeptEvents));
   if (!event.start || !event.duration) fail("expected ts and dur");
   if (*event.duration < -kClockResolution) fail("dur: expected 0 or more");
   if (*event.duration < Duration::zero()) ++num_negative_;
@@ -97,8 +98,11 @@ void KinetoRank::add(const TraceEvent& event) {
 
 void KinetoRank::finish(const TraceHead& head) {
   rank_ = head.rank;
+  kernels_.match();
+  by_launches_ = follow_launches(seen_[0], seen_[1]);
   on_gpu_ = !seen_[1].ops.empty();
   Ranges ranges = std::move(seen_[on_gpu_ ? 1 : 0]);
+  kernels_ = {};
   if (ranges.ops.empty()) {
     throw InputError(source_ +
                      ": /traceEvents: expected pipeline op ranges (such as PP:0F0, category gpu_user_annotation or "
@@ -122,7 +126,7 @@ void KinetoRank::finish(const TraceHead& head) {
     }
     std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
   };
-  set(ranges.ops, margin);
+  set(ranges.ops, by_launches_ ? Duration::zero() : margin);
   set(ranges.transfers, margin);
   set(ranges.others, margin);
   set(ranges.steps, Duration::zero());
@@ -137,6 +141,40 @@ void KinetoRank::finish(const TraceHead& head) {
     split_by_repetition();
   }
   number_others();
+}
+
+// Replaces the ops and steps of the GPU by the kernels that were launched within those of the CPU, on the stream with
+// most of their time. An op that launched nothing there is empty, at the end of the op before it. Returns false, and
+// changes nothing, if the file has no launches, or ops of the CPU overlap, so that a launch may belong to several.
+bool KinetoRank::follow_launches(const Ranges& host, Ranges& device) {
+  std::vector<Range> ops = host.ops;
+  std::stable_sort(ops.begin(), ops.end(), [](const Range& a, const Range& b) { return a.start < b.start; });
+  std::vector<LaunchedKernels::Span> spans;
+  for (const Range& op : ops) {
+    if (!spans.empty() && op.start < spans.back().end) return false;
+    spans.push_back({op.start, op.end});
+  }
+  const auto stream = kernels_.busiest_stream(spans);
+  if (!stream) return false;
+  std::optional<Duration> before;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const auto extent = kernels_.extent(spans[i], *stream);
+    if (!extent && !before) before = ops[i].start;
+    ops[i].start = extent ? extent->start : *before;
+    ops[i].end = extent ? extent->end : *before;
+    ops[i].pid = stream->first;
+    ops[i].tid = stream->second;
+    before = ops[i].end;
+  }
+  device.ops = std::move(ops);
+  std::vector<Step> steps;
+  for (const Step& step : host.steps) {
+    if (const auto extent = kernels_.extent({step.start, step.end}, *stream)) {
+      steps.push_back({step.number, stream->first, stream->second, extent->start, extent->end});
+    }
+  }
+  if (!steps.empty()) device.steps = std::move(steps);
+  return true;
 }
 
 // An op has a range on every stream on which it launched kernels. Keeps the stream with the most busy time.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "traces/chrome/trace_events.h"
+#include "traces/read/launched_kernels.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::traces {
@@ -53,6 +54,8 @@ class KinetoRank {
   const std::string& source() const { return source_; }
   std::optional<std::int64_t> rank() const { return rank_; }
   bool on_gpu() const { return on_gpu_; }
+  // Whether the ops are the kernels launched in the ranges of the CPU, instead of ranges of the GPU.
+  bool by_launches() const { return by_launches_; }
   bool has_steps() const { return has_steps_; }                       // iterations are ProfilerStep ranges
   const std::vector<Range>& ops() const { return ops_; }              // sorted by start
   const std::vector<Range>& transfers() const { return transfers_; }  // sends and receives
@@ -77,6 +80,7 @@ class KinetoRank {
     std::vector<Step> steps;
   };
 
+  bool follow_launches(const Ranges& host, Ranges& device);
   void keep_one_stream(Ranges& ranges);
   void split_by_steps(const std::vector<Step>& steps);
   void split_by_repetition();
@@ -87,6 +91,8 @@ class KinetoRank {
   std::int64_t num_negative_ = 0;
   std::optional<std::int64_t> rank_;
   bool on_gpu_ = false;
+  bool by_launches_ = false;
+  LaunchedKernels kernels_;
   bool has_steps_ = false;
   std::array<Ranges, 2> seen_;  // CPU, GPU
   std::vector<Range> ops_;

@@ -61,8 +61,9 @@ class Pipeline {
                                    files_[0].source(), gpu ? "GPU" : "only CPU"));
     }
     note(fmt::format("{} ranks, {}; {}", num_ranks_, numbered ? "numbered by distributedInfo" : "in file order",
-                     gpu ? "GPU ranges (gpu_user_annotation)"
-                         : "CPU ranges (user_annotation); with a GPU these are kernel launches"));
+                     files_[0].by_launches() ? "kernels launched in CPU ranges (user_annotation)"
+                     : gpu                   ? "GPU ranges (gpu_user_annotation)"
+                                             : "CPU ranges (user_annotation); with a GPU these are kernel launches"));
   }
 
   // Checks that each stage is on exactly one rank.

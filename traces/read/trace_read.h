@@ -40,11 +40,11 @@ std::vector<std::string> trace_files(const std::string& argument);
 // instantaneous allocations.
 //
 // Kineto: reads the `PP:` ranges of torch.distributed.pipelining (PP:2F0, PP:1I3, PP:0W2, PP:3B1,
-// PP:(0F1;3B0)OVERLAP_F_B) of the GPU (gpu_user_annotation), on the stream with most of their time, or else those of
-// the CPU (user_annotation). Sends and receives on the GPU (PP:1SEND_F0) become transfers if both ends exist;
-// PP:0REDUCE_GRAD becomes a gradient reduce; Optimizer.step an optimizer step of the rank's first stage. Ranks are
-// numbered in ascending order of `rank` of `distributedInfo` (see TraceHead), or in file order. Clocks are aligned
-// (align_clocks).
+// PP:(0F1;3B0)OVERLAP_F_B): the kernels launched during those of the CPU (user_annotation), on the stream with most of
+// their time, else those of the GPU (gpu_user_annotation), or else those of the CPU. Sends and receives on the GPU
+// (PP:1SEND_F0) become transfers if both ends exist; PP:0REDUCE_GRAD becomes a gradient reduce; Optimizer.step an
+// optimizer step of the rank's first stage. Ranks are numbered in ascending order of `rank` of `distributedInfo` (see
+// TraceHead), or in file order. Clocks are aligned (align_clocks).
 //
 // Idle time by cause is read from the trace (--trace-idle) or derived from its ops (idle_of_rows, options.causes).
 //

@@ -84,6 +84,21 @@ TEST_F(Kineto, RangesAreReadExactly) {
   }
 }
 
+// PyTorch 2.11 on an H100: the GPU ranges of backwards have the kernels that scale the loss, or none at all.
+TEST_F(Kineto, KernelsOfOtherThreadsBelongToTheRangeThatWaitsForThem) {
+  for (const char* family : {"1f1b", "zb-h1", "interleaved-1f1b"}) {
+    SCOPED_TRACE(family);
+    const Simulated run = pipeline(family, 4, 8);
+    const RunRows rows = rows_of(run.graph, run.timeline);
+    for (const bool steps : {true, false}) {
+      const TraceRun read = read_style(rows, {.iterations = 2, .steps = steps, .launches = true});
+      EXPECT_EQ(facts_of(read.run), facts_of(ops_of(rows, true)));
+      EXPECT_EQ(read.notes[0],
+                "4 ranks, numbered by distributedInfo; kernels launched in CPU ranges (user_annotation)");
+    }
+  }
+}
+
 // A profiler's clock may let an empty range end before it begins.
 TEST_F(Kineto, NegativeDurationsOfAClocksResolutionAreCounted) {
   const Simulated run = pipeline();
