@@ -42,6 +42,7 @@ void DeviceWorker::rehearse() {
   }
   device_.zero(arena_, std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment), *compute_);
   device_.zero(small_device_, small_bytes_, *compute_);
+  device_.copy(small_host_, small_device_, small_bytes_, *compute_);
   device_.synchronize(*compute_);
   learning_rates_ = {};
   rehearsing_ = false;

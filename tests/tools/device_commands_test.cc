@@ -7,7 +7,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -117,6 +119,19 @@ TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
   const json document = json::parse(result.out);
   EXPECT_EQ(document.at("transport"), "inprocess");
   EXPECT_EQ(document.at("precision"), "bfloat16");
+}
+
+// On an H100 backwards were priced with their recomputation, and the recomputation again.
+TEST(DeviceCommands, RecomputationIsMeasuredApart) {
+  const TemporaryFolder folder;
+  const std::string profile = folder.path("profile.json");
+  const CommandResult measured = emulated("profile" + kTiny + kDevices + kQuick + "--recompute full -o " + profile);
+  ASSERT_EQ(measured.exit_code, 0) << measured.err;
+  std::map<std::string, std::set<std::pair<int, int>>> cells;  // by part: tokens and context
+  for (const json& sample : json::parse(read_file(profile)).at("samples")) {
+    cells[sample.at("part")].insert({sample.at("tokens"), sample.value("context", 0)});
+  }
+  EXPECT_EQ(cells["recompute"], cells["layer"]);
 }
 
 TEST(DeviceCommands, ValidateComparesThePartsOfExperts) {
