@@ -450,9 +450,10 @@ circle() {
   fi
   # The number of layers is the same for schedules with one and with two stages per rank. The parts of a GPU share its memory:
   # ops are profiled while all parts work, and are faster while some wait, the more the more parts there are. Between GPUs
-  # nothing is shared.
+  # nothing is shared. What eight parts need must fit in 80 GB.
   for parts in 2 4 8; do
-    model=(--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --vocab-size 8192 --max-position-embeddings 2048
+    local heads=$((parts < 8 ? 16 : 8))
+    model=(--num-layers 16 --hidden-size $((128 * heads)) --num-attention-heads "$heads" --vocab-size 8192 --max-position-embeddings 2048
       --position-embedding-type learned_absolute --seq-length 2048 --mbs 1 --microbatches $((2 * parts)))
     tolerance=$((parts == 2 ? 3 : 8))%
     if [ "$dry" = yes ]; then
