@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <filesystem>
+#include <iterator>
 #include <string_view>
 
 #include "model/cluster/catalogue.h"
@@ -89,6 +91,19 @@ GemmConstants gemm_constants(JsonReader reader) {
   return out;
 }
 
+// All four, or none.
+std::optional<TileConstants> tile_constants(JsonReader& reader) {
+  constexpr const char* kKeys[] = {"operand_edge", "exposed_write", "memory_efficiency", "launch_s"};
+  for (const char* key : kKeys) reader.allow(key);
+  if (std::none_of(std::begin(kKeys), std::end(kKeys), [&](const char* key) { return reader.has(key); })) {
+    return std::nullopt;
+  }
+  return TileConstants{.operand_edge = reader.number("operand_edge", 0, 1e4),
+                       .exposed_write = reader.number("exposed_write", 0, 1e3),
+                       .memory_efficiency = reader.number("memory_efficiency", 1e-2, 1),
+                       .launch_s = reader.number("launch_s", 0, 1e-2)};
+}
+
 NarrowGemmConstants narrow_gemm_constants(JsonReader& gpu, const std::string& key) {
   NarrowGemmConstants out;
   gpu.allow(key);
@@ -97,6 +112,7 @@ NarrowGemmConstants narrow_gemm_constants(JsonReader& gpu, const std::string& ke
   out.peak_flops_per_s = reader.number("peak_flops_per_s", 1e9, 1e18);
   out.peak_fraction = reader.number_or("peak_fraction", 1e-3, 1, 1);
   out.block_scales = reader.boolean_or("block_scales", false);
+  out.tiles = tile_constants(reader);
   reader.string_or("source", "");
   reader.finish();
   return out;

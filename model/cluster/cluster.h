@@ -23,11 +23,20 @@ struct GemmConstants {
   double group_s = 0;  // additional time per GEMM of a group that is launched one by one
 };
 
+// What a GEMM's tiles cost besides their arithmetic. The members are those of GemmConstants.
+struct TileConstants {
+  double operand_edge = 0;
+  double exposed_write = 0;
+  double memory_efficiency = 1;
+  double launch_s = 0;
+};
+
 // GEMMs with narrow operands, in place of the peak and its fraction for 16 bits.
 struct NarrowGemmConstants {
   double peak_flops_per_s = 0;  // dense; 0: the GPU has no such units
   double peak_fraction = 1;
-  bool block_scales = false;  // multiplies operands with one scale per block of elements
+  bool block_scales = false;           // multiplies operands with one scale per block of elements
+  std::optional<TileConstants> tiles;  // nothing: as with 16 bits
 };
 
 // Fused attention: see attention_time (model/cost/gemm.h).
@@ -74,6 +83,11 @@ struct Gpu {
     return peak_of(bits) * (bits == 16  ? gemm.peak_fraction * gemm.sustained_fraction
                             : bits == 8 ? gemm_8bit.peak_fraction
                                         : gemm_4bit.peak_fraction);
+  }
+  TileConstants tile_constants(int bits) const {
+    const std::optional<TileConstants>& own = bits == 8 ? gemm_8bit.tiles : gemm_4bit.tiles;
+    if (bits != 16 && own) return *own;
+    return {gemm.operand_edge, gemm.exposed_write, gemm.memory_efficiency, gemm.launch_s};
   }
   // Whether these bytes are within the margin of the capacity, or above it.
   bool within_margin(std::int64_t needed) const {

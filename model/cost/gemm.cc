@@ -43,7 +43,7 @@ double KernelTime::seconds() const {
 }
 
 KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
-  const GemmConstants& g = gpu.gemm;
+  const TileConstants g = gpu.tile_constants(shape.bits);
   const double sms = gpu.num_sms;
   const double rate = gpu.gemm_flops_per_s(shape.bits) / sms;
   const double bandwidth = gpu.memory_bandwidth_bytes_per_s * g.memory_efficiency;
@@ -67,7 +67,7 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
   }
   return {.compute_s = best,
           .memory_s = bytes / bandwidth,
-          .launch_s = g.launch_s + (shape.apart ? shape.batch * g.group_s : 0)};
+          .launch_s = g.launch_s + (shape.apart ? shape.batch * gpu.gemm.group_s : 0)};
 }
 
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes) {

@@ -74,6 +74,17 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
                           g.peak_fraction, g.sustained_fraction, g.operand_edge, g.exposed_write, g.memory_efficiency,
                           g.launch_s, g.group_s, json_text(source)));
   }
+  const auto narrow = [&](std::string_view key, const NarrowGemmConstants& g, const LogFit& found) {
+    if (found.in_sample.rows == 0) return;
+    lines.set(key, fmt::format("{{\"peak_flops_per_s\": {:.5g}, \"peak_fraction\": {:.3g}, \"operand_edge\": {:.3g}, "
+                               "\"exposed_write\": {:.3g}, \"memory_efficiency\": {:.3g}, \"launch_s\": {:.3g}, "
+                               "\"block_scales\": {}, \"source\": {}}}",
+                               g.peak_flops_per_s, g.peak_fraction, g.tiles->operand_edge, g.tiles->exposed_write,
+                               g.tiles->memory_efficiency, g.tiles->launch_s, g.block_scales,
+                               json_text(source_of(found, "GEMMs", fit.origin, command))));
+  };
+  narrow("gemm_8bit", fit.gpu.gemm_8bit, fit.narrow[0]);
+  narrow("gemm_4bit", fit.gpu.gemm_4bit, fit.narrow[1]);
   const auto attention = [&](std::string_view key, const AttentionConstants& a, const LogFit& found) {
     if (found.in_sample.rows == 0) return;
     lines.set(key, fmt::format("{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"overhead_keys\": {:.3g}, "

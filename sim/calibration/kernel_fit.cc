@@ -19,7 +19,10 @@ constexpr double kMostSize = 1e12;
 
 // Names in tables and in the catalogue.
 constexpr std::pair<std::string_view, std::string_view> kCatalogueNames[] = {
-    {"a100", "a100-80gb"}, {"h100", "h100-80gb"}, {"A100-80GB PCIe", "a100-pcie-80gb"}, {"B200 SXM", "b200-180gb"}};
+    {"a100", "a100-80gb"},      {"h100", "h100-80gb"},   {"A100-80GB PCIe", "a100-pcie-80gb"},
+    {"B200 SXM", "b200-180gb"}, {"A100", "a100-80gb"},   {"H100", "h100-80gb"},
+    {"H200", "h200-141gb"},     {"B200", "b200-180gb"},  {"B300", "b300-270gb"},
+    {"GB200", "gb200-186gb"},   {"GB300", "gb300-279gb"}};
 
 std::string catalogue_name(const std::string& gpu) {
   for (const auto& [name, known] : kCatalogueNames) {
@@ -115,9 +118,27 @@ MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
   return out;
 }
 
+bool has_framework_gemms(const CsvTable& table) { return has_all(table, {"gpu", "dtype", "m", "n", "k", "best_us"}); }
 bool has_timed_gemms(const CsvTable& table) { return has_all(table, {"gpu", "m_tokens", "k", "n", "median_ms"}); }
 bool has_rated_kernels(const CsvTable& table) {
   return has_all(table, {"gpu", "op", "shape", "m", "k", "n", "achieved_tflops"});
+}
+
+void add_framework_gemm(const CsvTable& table, int row, MeasuredKernels& out) {
+  constexpr double kFewestTokens = 1024;  // of training
+  const std::string& type = table.text(row, "dtype");
+  const int bits = type == "bf16" ? 16 : type == "fp8" || type == "fp8_block" ? 8 : type == "nvfp4" ? 4 : 0;
+  if (bits == 0) table.fail(row, "dtype", "expected bf16, fp8, fp8_block or nvfp4");
+  MeasuredGemm one{.shape = {.m = table.number(row, "m", 1, kMostSize),
+                             .n = table.number(row, "n", 1, kMostSize),
+                             .k = table.number(row, "k", 1, kMostSize),
+                             .bits = bits,
+                             .operand_bytes = bits / 8.0},
+                   .seconds = table.number(row, "best_us", 1e-3, 1e12) * 1e-6,
+                   .block_scales = type == "fp8_block"};
+  if (one.shape.m < kFewestTokens) return;
+  if (bits < 16) one.cast_bytes = one.shape.m * one.shape.k * (2 + bits / 8.0);
+  (bits == 16 ? out.gemms : out.narrow[bits == 8 ? 0 : 1]).push_back(one);
 }
 
 // Numbers distinct keys in ascending order.
@@ -159,6 +180,36 @@ LogFit fit_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) {
     tried.gemm = with_gemm(gpu, x).gemm;
     const GemmShape& shape = gemms[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
+  };
+  return fit_logarithms(kConstants, predict, measured, groups_of(keys));
+}
+
+void set_constants(NarrowGemmConstants& constants, std::span<const double> x) {
+  constants.peak_fraction = x[0];
+  constants.tiles =
+      TileConstants{.operand_edge = x[1], .exposed_write = x[2], .memory_efficiency = x[3], .launch_s = x[4]};
+}
+
+LogFit fit_narrow_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) {
+  constexpr FitConstant kConstants[] = {
+      {.guess = 0.75, .low = 0.05, .high = 1, .spread = 0.3},    {.guess = 15, .low = 0.1, .high = 200, .spread = 0.5},
+      {.guess = 0.3, .low = 1e-3, .high = 5, .spread = 0.7},     {.guess = 0.6, .low = 0.05, .high = 1, .spread = 0.3},
+      {.guess = 5e-6, .low = 5e-7, .high = 5e-5, .spread = 0.5}, {.guess = 0.5, .low = 0.05, .high = 1, .spread = 0.3},
+      {.guess = 0.8, .low = 0.05, .high = 1, .spread = 0.3}};
+  std::vector<double> measured;
+  std::vector<std::tuple<double, double, double>> keys;
+  for (const MeasuredGemm& one : gemms) {
+    measured.push_back(one.seconds);
+    keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
+  }
+  Gpu tried = gpu;
+  tried.gemm.sustained_fraction = 1;
+  NarrowGemmConstants& found = gemms[0].shape.bits == 8 ? tried.gemm_8bit : tried.gemm_4bit;
+  const FitModel predict = [&](std::span<const double> x, int row) {
+    set_constants(found, x);
+    const MeasuredGemm& one = gemms[row];
+    const double cast_s = one.cast_bytes / (gpu.memory_bandwidth_bytes_per_s * x[one.block_scales ? 6 : 5]);
+    return gemm_time(tried, one.shape, one.shape.bytes()).seconds() + cast_s + gpu.kernel_s;
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
 }
@@ -224,11 +275,14 @@ LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measu
 
 }  // namespace
 
-bool has_measured_kernels(const CsvTable& table) { return has_timed_gemms(table) || has_rated_kernels(table); }
+bool has_measured_kernels(const CsvTable& table) {
+  return has_timed_gemms(table) || has_rated_kernels(table) || has_framework_gemms(table);
+}
 
 std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table) {
   std::map<std::string, MeasuredKernels> out;
   const bool timed = has_timed_gemms(table);
+  const bool rated = has_rated_kernels(table);
   for (int row = 0; row < table.num_rows(); ++row) {
     MeasuredKernels& of_gpu = out[catalogue_name(table.text(row, "gpu"))];
     if (of_gpu.origin.empty()) of_gpu.origin = origin_of(table, row);
@@ -237,6 +291,10 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
                                         .n = table.number(row, "n", 1, kMostSize),
                                         .k = table.number(row, "k", 1, kMostSize)},
                               .seconds = table.number(row, "median_ms", 1e-6, 1e9) * 1e-3});
+      continue;
+    }
+    if (!rated) {
+      add_framework_gemm(table, row, of_gpu);
       continue;
     }
     const std::string& op = table.text(row, "op");
@@ -249,10 +307,16 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
 }
 
 GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
-  GpuFit out{.gpu = gpu, .origin = measured.origin, .gemm = {}, .grouped = {}, .attention = {}};
+  GpuFit out{.gpu = gpu, .origin = measured.origin, .gemm = {}, .narrow = {}, .grouped = {}, .attention = {}};
   if (measured.gemms.size() >= kFewestRows) {
     out.gemm = fit_gemms(gpu, measured.gemms);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);
+  }
+  for (const std::size_t i : {0, 1}) {
+    NarrowGemmConstants& narrow = i == 0 ? out.gpu.gemm_8bit : out.gpu.gemm_4bit;
+    if (measured.narrow[i].size() < kFewestRows || narrow.peak_flops_per_s == 0) continue;
+    out.narrow[i] = fit_narrow_gemms(gpu, measured.narrow[i]);
+    set_constants(narrow, out.narrow[i].constants);
   }
   if (measured.grouped.size() >= kFewestRows) {
     out.grouped = fit_groups(out.gpu, measured.grouped);

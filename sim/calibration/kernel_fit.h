@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@ namespace sluice::sim {
 struct MeasuredGemm {
   GemmShape shape;
   double seconds = 0;
+  double cast_bytes = 0;      // of the cast of its first operand, which the time includes
+  bool block_scales = false;  // of that cast
 };
 
 // A measured fused causal attention, which executes half of the square.
@@ -28,11 +31,14 @@ struct MeasuredAttention {
 struct MeasuredKernels {
   std::string origin;  // the column `source` of its first row, or the table's file
   std::vector<MeasuredGemm> gemms;
-  std::vector<MeasuredGemm> grouped;  // one GEMM per expert, launched separately
+  std::array<std::vector<MeasuredGemm>, 2> narrow;  // with operands of 8 and 4 bits
+  std::vector<MeasuredGemm> grouped;                // one GEMM per expert, launched separately
   std::vector<MeasuredAttention> attention;
 };
 
-// Whether a table contains kernels: columns gpu, m_tokens, k, n, median_ms (GEMMs), or gpu, op, shape, m, k, n,
+// Whether a table contains kernels: columns gpu, m_tokens, k, n, median_ms (GEMMs), gpu, dtype, m, n, k, best_us
+// (GEMMs of inference frameworks in bf16, fp8, fp8_block or nvfp4, narrow ones with the cast of their first operand;
+// rows with m below 1,024 are those of decoding, and are not read), or gpu, op, shape, m, k, n,
 // achieved_tflops (op matmul: GEMMs; group_matmul: GEMMs of experts; sdp_fwd and sdp_bwd: causal attention, with the
 // FLOPs of the full square, in the format of its shape: bf16, fp8 or mxfp8).
 bool has_measured_kernels(const CsvTable& table);
@@ -48,6 +54,9 @@ struct GpuFit {
   Gpu gpu;
   std::string origin;
   LogFit gemm;
+  // Of narrow GEMMs, with 8 and 4 bits. Its last two constants are efficiencies of the casts, with a scale per tensor
+  // or row and with one per block, which are not in `gpu`: training fuses casts.
+  std::array<LogFit, 2> narrow;
   LogFit grouped;                                  // of group_s only, with the other constants from `gemm`
   std::array<std::array<LogFit, 2>, 2> attention;  // of 16 and 8 bits, forward and backward
 };

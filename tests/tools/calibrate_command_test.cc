@@ -10,6 +10,7 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
+#include "traces/chrome/gzip.h"
 
 namespace sluice::test {
 namespace {
@@ -189,6 +190,24 @@ TEST_F(Calibrate, UnknownAndContradictoryColumnsAreErrors) {
               HasSubstr("times the predicted ones, expected 0.001 to 1000 times: check the unit"));
   EXPECT_THAT(error_of(write("kernels.csv", "gpu,m_tokens,k,n,median_ms\na100,1,1,1,1\n")),
               HasSubstr("kernels.csv: nothing to fit: expected at least 6 rows of a GPU or link of the catalogue"));
+}
+
+TEST_F(Calibrate, ConstantsPerFormatAreFittedToGzippedKernels) {
+  const std::string table = folder_.path("gemms.csv.gz");
+  std::string text = "gpu,dtype,m,n,k,best_us\n";
+  for (const int m : {1024, 2048, 4096, 8192}) {
+    for (const int n : {2048, 8192}) {
+      const double us = 2.0 * m * n * 4096 / 1e9;
+      text += fmt::format("H100,bf16,{0},{1},4096,{2}\nH100,fp8,{0},{1},4096,{3}\n", m, n, us + 5, us / 2 + 9);
+    }
+  }
+  traces::write_maybe_zipped(table, [&](const traces::ByteSink& sink) { sink(text); });
+  const CommandResult result = run(table + " -o " + folder_.path("catalogue"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("GEMMs, 8 bits"));
+  const json gpu = json::parse(read_file(folder_.path("catalogue/h100-80gb.json")));
+  EXPECT_NE(gpu.at("gemm_8bit").at("launch_s"), gpu.at("gemm").at("launch_s"));
+  EXPECT_GT(gpu.at("gemm_8bit").at("peak_flops_per_s"), gpu.at("peak_flops_per_s").at("value"));
 }
 
 TEST_F(Calibrate, FittedConstantsAreWrittenForSimulate) {

@@ -22,6 +22,7 @@
 #include "tools/command/document.h"
 #include "tools/command/messages.h"
 #include "tools/command/scenario_flags.h"
+#include "traces/chrome/trace_events.h"
 
 namespace sluice::tools {
 namespace {
@@ -201,10 +202,15 @@ CsvTable read_iteration_table(const std::string& path, const std::vector<std::st
   return table;
 }
 
+// Reads a table of kernels or collectives, which may be gzipped.
+CsvTable read_kernel_table(const std::string& path) {
+  return path.ends_with(".gz") ? CsvTable(traces::TraceSource(path).text(), path) : read_csv(path);
+}
+
 bool measures_kernels_or_links(const std::string& table) {
   const MeasuredFile file = measured_file(table);
-  if (!file.path.ends_with(".csv")) return false;  // a log
-  const CsvTable read = read_csv(file.path);
+  if (!file.path.ends_with(".csv") && !file.path.ends_with(".csv.gz")) return false;  // a log
+  const CsvTable read = read_kernel_table(file.path);
   return has_measured_kernels(read) || has_measured_links(read);
 }
 
@@ -224,7 +230,7 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   std::map<std::string, MeasuredLink> links;
   std::vector<std::string> unknown;
   std::vector<CsvTable> tables;
-  for (const std::string& path : request.tables) tables.push_back(read_csv(path));  // before one is written
+  for (const std::string& path : request.tables) tables.push_back(read_kernel_table(path));  // before one is written
   for (const CsvTable& table : tables) {
     if (has_measured_kernels(table)) {
       const std::vector<std::string> known = catalogue_gpus();
@@ -236,6 +242,11 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
         const GpuFit fit = fit_gpu(catalogue_gpu(name), measured);
         report.add(name, "GEMMs", fit.gemm,
                    {"peak_fraction", "operand_edge", "exposed_write", "memory_efficiency", "launch_s"});
+        const std::vector<std::string> narrow = {"peak_fraction",     "operand_edge", "exposed_write",
+                                                 "memory_efficiency", "launch_s",     "cast by tensors",
+                                                 "cast by blocks"};
+        report.add(name, "GEMMs, 8 bits", fit.narrow[0], narrow);
+        report.add(name, "GEMMs, 4 bits", fit.narrow[1], narrow);
         const std::vector<std::string> constants = {"peak_fraction", "tail_rows", "overhead_keys"};
         report.add(name, "attention forward", fit.attention[0][0], constants);
         report.add(name, "attention backward", fit.attention[0][1], constants);

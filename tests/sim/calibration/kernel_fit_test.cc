@@ -122,6 +122,40 @@ TEST(KernelFit, RecoversTheConstantsOfAttentionOfSeveralLengths) {
   EXPECT_EQ(fit.attention[1][0].in_sample.rows, 24);
 }
 
+// GEMMs of 8 bits with the casts of their first operand, of which every other one has block scales.
+TEST(KernelFit, FindsConstantsOfNarrowGemmsBesidesCasts) {
+  Gpu gpu = catalogue_gpu("h100-80gb");
+  gpu.gemm.sustained_fraction = 1;
+  Gpu known = gpu;
+  known.gemm_8bit.peak_fraction = 0.6;
+  known.gemm_8bit.tiles =
+      TileConstants{.operand_edge = 30, .exposed_write = 0.4, .memory_efficiency = 0.7, .launch_s = 6e-6};
+  MeasuredKernels measured;
+  for (const double m : {1024, 3072, 8192, 20480}) {
+    for (const double n : {512, 2048, 6144, 28672}) {
+      for (const double k : {768, 4096, 14336}) {
+        MeasuredGemm one{.shape = {.m = m, .n = n, .k = k, .bits = 8, .operand_bytes = 1},
+                         .cast_bytes = 3 * m * k,
+                         .block_scales = measured.narrow[0].size() % 2 == 1};
+        one.seconds = gemm_time(known, one.shape, one.shape.bytes()).seconds() + gpu.kernel_s +
+                      one.cast_bytes / (gpu.memory_bandwidth_bytes_per_s * (one.block_scales ? 0.9 : 0.5));
+        measured.narrow[0].push_back(one);
+      }
+    }
+  }
+  const GpuFit fit = fit_gpu(gpu, measured);
+  EXPECT_LT(fit.narrow[0].in_sample.mean, 0.01);
+  for (const double m : {1536, 12288}) {
+    const GemmShape other{.m = m, .n = 5120, .k = 5120, .bits = 8, .operand_bytes = 1};
+    const auto time_on = [&](const Gpu& one) { return gemm_time(one, other, other.bytes()).seconds(); };
+    EXPECT_NEAR(time_on(fit.gpu) / time_on(known), 1, 0.02);
+  }
+  EXPECT_NEAR(fit.narrow[0].constants[5], 0.5, 0.05);
+  EXPECT_NEAR(fit.narrow[0].constants[6], 0.9, 0.1);
+  EXPECT_EQ(fit.narrow[1].in_sample.rows, 0);
+  EXPECT_EQ(fit.gpu.gemm.launch_s, gpu.gemm.launch_s);
+}
+
 TEST(KernelFit, KeepsConstantsWithoutRows) {
   const Gpu gpu = catalogue_gpu("h100-80gb");
   MeasuredKernels few = kernels_of(gpu);
@@ -133,7 +167,23 @@ TEST(KernelFit, KeepsConstantsWithoutRows) {
   EXPECT_EQ(fit.gpu.attention_forward.peak_fraction, gpu.attention_forward.peak_fraction);
 }
 
-TEST(KernelFit, ReadsBothKindsOfTables) {
+TEST(KernelFit, ReadsAllKindsOfTables) {
+  const CsvTable frameworks(
+      "gpu,dtype,m,n,k,best_us\nH100,bf16,2048,512,1024,25\nH100,fp8_block,1024,512,1024,15\n"
+      "H100,fp8,512,512,1024,15\nB200,nvfp4,1024,64,32,9\n",
+      "f.csv");
+  ASSERT_TRUE(has_measured_kernels(frameworks));
+  const auto by_gpu = read_measured_kernels(frameworks);
+  const MeasuredKernels& h100 = by_gpu.at("h100-80gb");
+  ASSERT_EQ(h100.gemms.size(), 1U);
+  EXPECT_EQ(h100.gemms[0].shape.bytes(), 2.0 * (2048 * 1024 + 512 * 1024 + 2048 * 512));
+  ASSERT_EQ(h100.narrow[0].size(), 1U) << "GEMMs of fewer tokens are those of decoding";
+  EXPECT_TRUE(h100.narrow[0][0].block_scales);
+  EXPECT_EQ(h100.narrow[0][0].cast_bytes, 3.0 * 1024 * 1024);
+  EXPECT_EQ(by_gpu.at("b200-180gb").narrow[1].at(0).shape.bits, 4);
+  EXPECT_THROW(read_measured_kernels(CsvTable("gpu,dtype,m,n,k,best_us\nH100,int8,2048,512,1024,25\n", "f.csv")),
+               InputError);
+
   const CsvTable timed("gpu,m_tokens,k,n,median_ms\nh100,64,512,1024,0.25\n", "t.csv");
   ASSERT_TRUE(has_measured_kernels(timed));
   const MeasuredGemm gemm = read_measured_kernels(timed).at("h100-80gb").gemms.at(0);

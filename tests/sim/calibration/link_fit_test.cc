@@ -105,7 +105,12 @@ TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
   const Json node = {{"node", {{"gpu", "h100-80gb"}, {"gpus", 8}, {"intra_node", "nvlink4"}, {"inter_node", json}}}};
   EXPECT_EQ(cluster_from_json(JsonReader(node, "out")).inter_node.name, "InfiniBand NDR");
 
-  GpuFit gpu{.gpu = catalogue_gpu("v100-32gb"), .origin = "us \"quoted\"", .gemm = {}, .grouped = {}, .attention = {}};
+  GpuFit gpu{.gpu = catalogue_gpu("v100-32gb"),
+             .origin = "us \"quoted\"",
+             .gemm = {},
+             .narrow = {},
+             .grouped = {},
+             .attention = {}};
   gpu.gpu.gemm.launch_s = 7.126e-6;
   gpu.gemm.in_sample = {.rows = 12, .mean = 0.05, .median = 0.04, .worst = 0.2};
   const Json found = parse_json(gpu_file_with("v100-32gb", gpu, "sluice calibrate"), "out");
