@@ -16,8 +16,8 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::array<std::string_view, 8> kKeys = {"gpu",      "model",     "code_base",     "precision",
-                                                   "pipeline", "framework", "expert_groups", "nodes"};
+constexpr std::array<std::string_view, 8> kKeys = {"gpu",      "model",     "code_base",     "bits",
+                                                   "pipeline", "framework", "expert_groups", "scale"};
 constexpr std::string_view kFile = "errors/iteration-time";
 constexpr int kMostRows = 1'000'000;
 constexpr double kMostRatio = 1000;  // of measured over predicted times
@@ -39,7 +39,7 @@ std::string kind_of(const Model& model, const Training& training) {
 
 DifferenceErrors difference_errors(JsonReader& reader) {
   return {.difference = reader.number("difference", 0, kMostRatio),
-          .group = reader.number("group", 0, kMostRatio),
+          .group = reader.number("between_groups", 0, kMostRatio),
           .own = reader.number("own", 0, kMostRatio)};
 }
 

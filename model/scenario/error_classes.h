@@ -15,8 +15,8 @@ struct Scenario;
 class JsonReader;
 
 // What the error of a predicted iteration time depends on, as keys and words, from the most to the least important:
-// "gpu" (its architecture), "model", "code_base" of the framework, "precision", "pipeline", "framework",
-// "expert_groups" (of models with experts) and "nodes". What is unknown is absent.
+// "gpu" (its architecture), "model", "code_base" of the framework, "bits" of the operands of GEMMs, "pipeline",
+// "framework", "expert_groups" (of models with experts) and "scale" (one node or several). What is unknown is absent.
 using RunFacts = std::vector<std::pair<std::string, std::string>>;
 
 // Returns the facts of a run that the analytic cost model predicts. Empty for other runs: with given times, a

@@ -40,16 +40,16 @@ TEST(ErrorClasses, FactsOfARun) {
   EXPECT_EQ(run_facts(scenario_with(Json::object())), (RunFacts{{"gpu", "Hopper"},
                                                                 {"model", "dense"},
                                                                 {"code_base", "Megatron"},
-                                                                {"precision", "16-bit"},
+                                                                {"bits", "16-bit"},
                                                                 {"pipeline", "pipeline"},
                                                                 {"framework", "Megatron-LM"},
-                                                                {"nodes", "several nodes"}}));
+                                                                {"scale", "several nodes"}}));
   EXPECT_EQ(fact({{"cluster", "gb200-nvl72"}}, "gpu"), "Blackwell");
-  EXPECT_EQ(fact({{"cluster", "gb200-nvl72"}}, "nodes"), "one node");
-  EXPECT_EQ(fact({{"cluster", "gb200-nvl72"}, {"parallelism", {{"precision", "nvfp4"}}}}, "precision"), "4-bit");
-  EXPECT_EQ(fact({{"parallelism", {{"precision", "fp8"}}}}, "precision"), "8-bit");
+  EXPECT_EQ(fact({{"cluster", "gb200-nvl72"}}, "scale"), "one node");
+  EXPECT_EQ(fact({{"cluster", "gb200-nvl72"}, {"parallelism", {{"precision", "nvfp4"}}}}, "bits"), "4-bit");
+  EXPECT_EQ(fact({{"parallelism", {{"precision", "fp8"}}}}, "bits"), "8-bit");
   EXPECT_EQ(fact({{"parallelism", {{"pp", 1}}}}, "pipeline"), "no pipeline");
-  EXPECT_EQ(fact({{"parallelism", {{"pp", 1}}}}, "nodes"), "one node");
+  EXPECT_EQ(fact({{"parallelism", {{"pp", 1}}}}, "scale"), "one node");
   EXPECT_EQ(fact({{"software", "torchtitan-eager"}}, "code_base"), "torchtitan");
   EXPECT_EQ(fact({{"software", {{"name", "ours"}, {"issue_s", 1e-5}}}}, "code_base"), "ours");
 }
@@ -87,18 +87,18 @@ ErrorClasses error_classes_of(const std::string& text) {
 
 std::string class_text(const std::string& facts, double low) {
   return R"({"class": )" + facts + R"(, "rows": 20, "configurations": 12, "sources": 2, "median": 1.02, "low": )" +
-         std::to_string(low) + R"(, "high": 1.1, "difference": 0.03, "group": 0.02, "own": 0.01})";
+         std::to_string(low) + R"(, "high": 1.1, "difference": 0.03, "between_groups": 0.02, "own": 0.01})";
 }
 
 std::string file_text(const std::string& classes) {
-  return R"({"schema": "sluice.errors/1", "all": {"difference": 0.05, "group": 0.1, "own": 0.04}, "classes": [)" +
+  return R"({"schema": "sluice.errors/1", "all": {"difference": 0.05, "between_groups": 0.1, "own": 0.04}, "classes": [)" +
          classes + "]}";
 }
 
 TEST(ErrorClasses, TheFinestThatAppliesIsFound) {
-  const ErrorClasses classes = error_classes_of(file_text(
-      class_text(R"({"pipeline": "pipeline", "precision": "16-bit", "model": "dense", "gpu": "Hopper"})", 0.9) + "," +
-      class_text(R"({"model": "dense", "gpu": "Hopper"})", 0.8)));
+  const ErrorClasses classes = error_classes_of(
+      file_text(class_text(R"({"pipeline": "pipeline", "bits": "16-bit", "model": "dense", "gpu": "Hopper"})", 0.9) +
+                "," + class_text(R"({"model": "dense", "gpu": "Hopper"})", 0.8)));
   EXPECT_EQ(classes.all.difference, 0.05);
   const auto low_of = [&](const Json& patch) {
     const ErrorClass* found = classes.find(run_facts(scenario_with(patch)));
