@@ -20,8 +20,8 @@ struct PredictedInterval {
 // analytic cost model alone (run_facts).
 std::optional<PredictedInterval> interval_of(const Scenario& scenario, double seconds);
 
-// Returns {"description", "class", "rows", "configurations", "sources", "median", "low_s", "high_s", "fraction"}; null if no
-// class covers the run.
+// Returns {"description", "class", "rows", "configurations", "sources", "median", "low_s", "high_s", "fraction"}; null
+// if no class covers the run.
 nlohmann::ordered_json interval_json(const PredictedInterval& interval);
 
 // Returns "16.8 s to 23 s in 8 of 10 such runs"; "" if no class covers the run.
