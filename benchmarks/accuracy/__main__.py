@@ -17,6 +17,7 @@ from cards import score_cards
 from choices import calibrated_text, difference_text, regret_text, runs_of
 from coverage import coverage_text
 from dualpipe import score_dualpipe_trace
+from errors import errors_json, errors_text, residuals_of
 from iterations import (
     score_mlperf,
     score_mlperf_experts,
@@ -27,6 +28,7 @@ from iterations import (
     score_users,
 )
 from memory import score_golden_values, score_korthikanti_memory
+from mlperf import score_mlperf_llama
 from page import score_page
 from score import DOCUMENT_HEADER, HEADER, document_row, score_json, score_text
 
@@ -56,6 +58,9 @@ KINDS = (
     ("mlperf-experts",
      "model gpus gpu_type tp pp vp cp ep dp mbs gbs layout moe_a2a_overlap_1f1b delay_wgrad recompute precision iter_s",
      score_mlperf_experts),
+    ("mlperf-llama",
+     "bench layers hidden heads kv_heads ffn vocab seq gpu_type gpus tp pp vp cp dp mbs gbs precision tp_comm_overlap"
+     " cuda_graph fp8_attention tp_pp_dp_order step_s", score_mlperf_llama),
     ("dualpipe-trace", "op index stream gpu_busy_us gpu_start_us gpu_end_us", score_dualpipe_trace),
     ("ultrascale",
      "model layers hidden heads kv_heads ffn vocab seq gpus tp pp dp mbs gbs zero status iter_s", score_ultrascale),
@@ -144,6 +149,10 @@ def run(options):
     if options.html:
         with open(options.html, "w", encoding="utf-8") as file:
             file.write(score_page(scores))
+    if options.write_errors:
+        with open(options.write_errors, "w", encoding="utf-8") as file:
+            file.write(errors_json(residuals_of(scores)))
+        return errors_text(residuals_of(scores))
     if options.coverage:
         return covered
     if options.json:
@@ -173,6 +182,8 @@ def main():
     add("--ignore-columns", type=lambda text: text.split(","), default=[],
         help="Columns of tables of your own to ignore, as a,b,c")
     add("--html", metavar="FILE", help="Write predicted against measured values to this HTML page")
+    add("--write-errors", metavar="FILE", help="Write the classes of measured runs and the errors of their predictions"
+        " to this file, model/cluster/catalogue/errors/iteration-time.json, and print them instead")
     add("--write-rows", metavar="FOLDER", help="Write the runs of NVIDIA's and torchtitan's tables into this folder, by"
         " GPU and precision, for 'sluice calibrate'")
     try:

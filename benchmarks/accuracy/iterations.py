@@ -10,8 +10,9 @@ import sluice
 TIME = "iteration time"
 
 
-def timed(run, result, seconds, group=TIME):
-    return Comparison(group, run.place, run.setting, run.seconds, seconds, "s").of(result)
+def timed(run, result, seconds, group=TIME, counted=True):
+    record = Comparison(group, run.place, run.setting, run.seconds, seconds, "s").of(result)
+    return record.counted(result) if counted else record
 
 
 def simulate(scenario, **keys):
@@ -96,7 +97,7 @@ def score_mlperf(table):
         for row in rows:
             if row is not least and row is not most:
                 seconds = correction.at(row[4].makespan_s)
-                score.add(timed(row[3], row[4], seconds, "iteration time, calibrated on two rows"))
+                score.add(timed(row[3], row[4], seconds, "iteration time, calibrated on two rows", counted=False))
                 score.comparisons[-1].model = ""  # is not calibrated again
     return score
 
@@ -148,7 +149,7 @@ def score_mlperf_experts(table):
         score.add(
             Verdict(run.place, run.setting, True, result.fits),
             timed(run, result, result.iteration_s, "iteration time, uncalibrated"),
-            timed(run, result, apart_s, "iteration time without overlap"),
+            timed(run, result, apart_s, "iteration time without overlap", counted=False),
         )
     for one in rows:
         run, result = one[:2]
@@ -158,10 +159,11 @@ def score_mlperf_experts(table):
             # and waits for all ranks, which takes a time of its own; the shortest iteration shows it best.
             fixed = sluice.fit_correction([min(others, key=lambda pair: pair[1])], "fixed")
             group = "iteration time, with the fixed time of one GB200 row"
-            score.add(timed(run, result, fixed.at(result.iteration_s), group))
+            score.add(timed(run, result, fixed.at(result.iteration_s), group, counted=False))
         if len(others) > 1:
             seconds = sluice.fit_correction(others).at(result.iteration_s)
-            score.add(timed(run, result, seconds, "iteration time, calibrated on all other GB200 rows"))
+            group = "iteration time, calibrated on all other GB200 rows"
+            score.add(timed(run, result, seconds, group, counted=False))
     return score
 
 
@@ -231,20 +233,21 @@ def score_ultrascale(table):
             run.measured_s = table.number(row, "iter_s", 1e-6, 1e6)
             measured = table.number(row, "peak_mem_GB", 1e-3, 1e6)
             predicted = (result.needed_bytes - gpu["reserved_bytes"]) / 1e9
-            return run, [Comparison("peak memory", run.place, run.setting, measured, predicted, "GB")]
-        return run, []
+            time = Comparison("time of runs within twice the best", run.place, run.setting, run.measured_s,
+                              run.predicted_s, "s").counted(result)
+            return run, time, [Comparison("peak memory", run.place, run.setting, measured, predicted, "GB")]
+        return run, None, []
 
-    best = {}
-    for run, memory in filter(None, score.rows(table, predict)):
+    best, times = {}, []
+    for run, time, memory in filter(None, score.rows(table, predict)):
         score.add(run, *memory)
-        if run.measured_s:
+        if time:
             best[run.set] = min(best.get(run.set, run.measured_s), run.measured_s)
-    for run in score.runs:
-        if run.measured_s:
-            score.add(Verdict(run.place, run.setting, True, run.fits))
-            if run.measured_s <= 2 * best[run.set]:
-                group = "time of runs within twice the best"
-                score.add(Comparison(group, run.place, run.setting, run.measured_s, run.predicted_s, "s"))
+            times.append((run, time))
+    for run, time in times:
+        score.add(Verdict(run.place, run.setting, True, run.fits))
+        if run.measured_s <= 2 * best[run.set]:
+            score.add(time)
     return score
 
 
@@ -280,7 +283,8 @@ def score_simumax(table):
         result = simulate(scenario_of(document, table.place(row)))
         kind = ", experts" if "num_experts" in model else ", cp" if sizes["cp"] > 1 else ", dense"
         measured = table.number(row, "real_ms", 1e-3, 1e9)
-        records = [Comparison(TIME + kind, table.place(row), case, measured, 1e3 * result.makespan_s, "ms")]
+        time = Comparison(TIME + kind, table.place(row), case, measured, 1e3 * result.makespan_s, "ms")
+        records = [time.counted(result)]
         peaks = dict(re.findall(r"(\d+):([\d.]+)", table.text(row, "peak_alloc_mb_by_rank")))  # by world rank
         for rank, peak in enumerate(result.peak_memory_bytes):
             measured = peaks.get(str(rank * 8 // sizes["pp"]))

@@ -126,7 +126,7 @@ def score_nvidia(table):
         fits = with_least_recomputation(run.scenario, result).fits
         return [
             Verdict(run.place, run.setting, True, fits),
-            Comparison(group, run.place, run.setting, run.seconds, result.makespan_s, "s").of(result),
+            Comparison(group, run.place, run.setting, run.seconds, result.makespan_s, "s").of(result).counted(result),
         ]
 
     return scored(table, predict)

@@ -25,10 +25,24 @@ class Comparison:
     gpu: str = ""  # of the scenario; empty: unknown
     precision: str = ""
     model: str = ""  # "126 layers of 16384"; empty: unknown, or a correction is applied
+    # Of a run whose error counts for the intervals of predictions (errors.py); empty for others.
+    facts: dict = field(default_factory=dict)
+    set: str = ""
+    alike: str = ""
 
     @property
     def error(self):
         return self.predicted / self.measured - 1
+
+    def counted(self, result):
+        """Returns the comparison as one whose error counts for the intervals of predictions."""
+        known = result.resolved
+        model, sequences = known["model"], known["micro_batch"] * known["microbatches"] * known["dp"]
+        self.facts = known["facts"]
+        tokens = f"{sequences} x {known['sequence_length']} tokens"
+        self.set = f"{model['parameters']} parameters, {known['devices']} GPUs, {tokens}"
+        self.alike = f"tp {known['tp']}, mbs {known['micro_batch']}"
+        return self
 
     def of(self, result):
         """Returns the comparison with the GPU, the precision and the model of a prediction."""

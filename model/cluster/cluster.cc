@@ -134,6 +134,7 @@ Gpu gpu_from_json(JsonReader reader) {
   check_schema(reader, "sluice.gpu/1");
   Gpu gpu;
   gpu.name = reader.string("name");
+  gpu.architecture = reader.string_or("architecture", "");
   gpu.peak_flops_per_s = constant(reader, "peak_flops_per_s", 1e9, 1e18);
   gpu.memory_bytes = static_cast<std::int64_t>(constant(reader, "memory_bytes", 1e6, 1e15));
   gpu.memory_bandwidth_bytes_per_s = constant(reader, "memory_bandwidth_bytes_per_s", 1e6, 1e16);
@@ -257,6 +258,7 @@ Software software_from_json(JsonReader reader) {
   check_schema(reader, "sluice.software/1");
   Software software;
   software.name = reader.string("name");
+  software.code_base = reader.string_or("code_base", software.name);
   software.issue_s = constant(reader, "issue_s", 0, 1e-2);
   software.gemm_speed = constant_or(reader, "gemm_speed", 0.1, 10, 1);
   software.attention_speed = constant_or(reader, "attention_speed", 0.1, 10, 1);

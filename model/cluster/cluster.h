@@ -52,6 +52,7 @@ struct AttentionConstants {
 // A GPU type.
 struct Gpu {
   std::string name;
+  std::string architecture;     // "Hopper": predictions of GPUs of one architecture err alike; empty: unknown
   double peak_flops_per_s = 0;  // dense, 16-bit inputs
   std::int64_t memory_bytes = 0;
   double memory_bandwidth_bytes_per_s = 0;
@@ -123,7 +124,8 @@ struct Link {
 // The overheads of a training framework on top of the GPUs' work.
 struct Software {
   std::string name;
-  double issue_s = 0;  // host time to launch one kernel of the table: a lower bound for chains of short kernels
+  std::string code_base;  // whose layers and schedules it has: "Megatron"; else its name
+  double issue_s = 0;     // host time to launch one kernel of the table: a lower bound for chains of short kernels
   // Speed of its kernels relative to the GPU's constants: below 1 with older libraries. memory_speed is that of kernels
   // that only move data: below 1 where they are not fused.
   double gemm_speed = 1;

@@ -95,7 +95,7 @@ _FIELDS = (
     "start end microbatch stage slice op kind lane lane_rank critical_path idle_by_cause peak_bytes has_bytes "
     "iteration_s makespan_s period_s span_s bubble_fraction bubble_over_ideal tokens_per_s "
     "model_tflops_per_device mfu hardware_tflops_per_device needed_bytes memory_at_peak resolved transfer_bytes "
-    "fits busy_s peak_in_flight title scenario"
+    "fits busy_s peak_in_flight title scenario error_class"
 ).split()
 
 
@@ -138,6 +138,15 @@ class Result:
     def iteration_s(self) -> float:
         """Iteration time, after the scenario's calibration if it has one."""
         return float(self._data.iteration_s)
+
+    @property
+    def error_class(self) -> dict[str, Any] | None:
+        """The class of measured runs that this run is one of, with the interval of its iteration time.
+
+        As in ``sluice simulate --json``: ``description``, ``class``, ``rows``, ``low_s``, ``high_s`` (8 of 10 such runs are
+        between) and others. None for runs that no class covers, with given times, or with a calibration.
+        """
+        return cast("dict[str, Any] | None", json.loads(self._data.error_class))
 
     @property
     def makespan_s(self) -> float:

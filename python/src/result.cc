@@ -9,6 +9,7 @@
 
 #include <array>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <tuple>
@@ -17,6 +18,7 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/scenario/error_classes.h"
 #include "model/scenario/schedule_sizes.h"
 #include "model/schedule/family.h"
 #include "model/timeline/causes.h"
@@ -29,6 +31,7 @@
 #include "sim/planner/auto_setup.h"
 #include "sim/planner/terapipe_cut.h"
 #include "tools/command/document.h"
+#include "tools/command/error_class.h"
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "traces/chrome/chrome_trace.h"
@@ -259,6 +262,9 @@ nb::dict resolved(const Simulated& self) {
   }
   out["sequence_length"] = training.sequence_length;
   out["devices"] = training.world_size();
+  nb::dict facts;
+  for (const auto& [key, word] : run_facts(scenario)) facts[key.c_str()] = word;
+  out["facts"] = facts;
   out["precision"] = std::string(traits_of(training.precision).name);
   if (scenario.model) {
     nb::dict model;
@@ -360,6 +366,11 @@ void bind_result(nb::module_& module) {
       .def("op_s", &op_s, "kind"_a, "stage"_a, "slice"_a)
       .def_prop_ro("has_bytes", [](const Simulated& self) { return self.graph().has_bytes(); })
       .def_prop_ro("iteration_s", [](const Simulated& self) { return self.prediction.iteration_s(); })
+      .def_prop_ro("error_class",
+                   [](const Simulated& self) {
+                     const auto interval = interval_of(self.planned.setup->scenario(), self.prediction.iteration_s());
+                     return interval ? interval_json(*interval).dump() : "null";
+                   })
       .def_prop_ro("makespan_s", [](const Simulated& self) { return to_seconds(self.prediction.metrics.makespan); })
       .def_prop_ro("period_s", [](const Simulated& self) { return to_seconds(self.prediction.period); })
       .def_prop_ro("span_s", [](const Simulated& self) { return to_seconds(self.prediction.metrics.span); })

@@ -18,10 +18,6 @@ struct ChoiceErrors {
   double own = 0;    // of each candidate
 };
 
-// Measured on the runs of vTrain and of the Ultra-Scale Playbook, with groups of equal tp and microbatch size: 0.09 to
-// 0.11 between groups, 0.014 to 0.064 within (docs/results.md).
-inline constexpr ChoiceErrors kMeasuredErrors{.group = 0.1, .own = 0.04};
-
 struct Shortlist {
   std::vector<int> chosen;  // indices of candidates: the predicted fastest, then always the one that helps most
   double probability = 0;   // that the measured fastest of all is among them

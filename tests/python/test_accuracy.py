@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ import sluice
 PROGRAM = pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy"
 sys.path.append(str(PROGRAM))
 import dualpipe  # noqa: E402
+import errors  # noqa: E402
 import zero_bubble  # noqa: E402
 import zero_bubble_schedule as zb  # noqa: E402
 
@@ -79,6 +81,83 @@ def test_calibration_on_every_pair_of_rows(tmp_path):
     measured[-1] *= 1.04
     assert "calibrated on two of 3 rows: 2.6 % (before 24.1 %, worst 4 %)" in printed(write(measured), "--calibrated")
     assert "calibrated" not in printed(write([1, 1]), "--calibrated")  # at least three rows are needed
+
+
+def residual(error, configuration, source="a", set_of="s", alike="", **facts):
+    words = {"gpu": "Hopper", "model": "dense", "code_base": "Megatron", **facts}
+    return errors.Residual(error, 1.0, tuple(words.items()), source, configuration, set_of, alike)
+
+
+def test_conformal_quantiles_have_the_finite_sample_correction():
+    """The i-th of n values is at i / (n + 1). The median of three is the second; a quarter of the way is the first."""
+    values = [(float(i), 1.0, i) for i in range(1, 10)]
+    assert errors.quantile(values, 0.1) == pytest.approx(1) and errors.quantile(values, 0.9) == pytest.approx(9)
+    assert errors.quantile(values, 0.55) == pytest.approx(5.5)
+    assert errors.quantile(values[:4], 0.1) == 1  # no value is known below the first, at 0.2
+    # Weights 3, 1: another value has (9 + 1) / 4 = 2.5, places are (3 / 2 + 1.25) / 6.5 = 0.423 and 0.731.
+    assert errors.quantile([(0.0, 3.0, "a"), (1.0, 1.0, "b")], 0.5) == pytest.approx((0.5 - 2.75 / 6.5) / (2 / 6.5))
+    # Two values of one configuration and one of another: another value has (4 + 1) / 3 = 1.667.
+    both = [(0.0, 1.0, "a"), (1.0, 1.0, "a"), (2.0, 1.0, "b")]
+    assert errors.quantile(both, (0.5 + 2.5 / 3) / (3 + 5 / 3)) == pytest.approx(0)
+
+
+def test_tables_weigh_as_the_square_root_of_their_rows():
+    rows = [residual(0.1, str(i), "large") for i in range(16)] + [residual(0.2, str(i), "small") for i in range(4)]
+    weights = {}
+    for value, weight, _ in errors.weighted(rows, 20):
+        weights[value] = weights.get(value, 0) + weight
+    assert weights == {0.1: pytest.approx(20 * 4 / 6), 0.2: pytest.approx(20 * 2 / 6)}
+
+
+def test_classes_are_nested_and_have_enough_configurations():
+    """20 runs with 16 bits, 5 with 8: the latter are too few for a class of their own, and widen that of both."""
+    wide = [residual(0.01 * i, f"w{i}", bits="16-bit") for i in range(20)]
+    narrow = [residual(0.5 + 0.01 * i, f"n{i}", bits="8-bit") for i in range(5)]
+    classes = errors.Classes(wide + narrow)
+    both, fine = sorted(classes.rows, key=len)
+    assert dict(both) == {"gpu": "Hopper", "model": "dense"}  # all have one code base
+    assert dict(fine)["bits"] == "16-bit"
+    assert classes.finest(narrow[0].facts) == both and classes.finest(wide[0].facts) == fine
+    assert classes.finest(residual(0, "x", gpu="Volta").facts) is None
+    # Of 20 equidistant errors the interval ends at 2.1 and 18.9 of them.
+    assert classes.interval(fine) == (pytest.approx(0.011), pytest.approx(0.179))
+    low, high = classes.interval(both)  # the 5 errors, and 20 others that weigh as 5
+    assert low < 0.1 and high == pytest.approx(0.54, abs=0.01)
+    assert classes.covered(fine, lambda row: row.key) == 16
+    assert len(json.loads(errors.errors_json(wide + narrow))["classes"]) == 2
+    assert "in no class: 0 runs" in errors.errors_text(wide + narrow)
+
+
+def test_errors_of_differences():
+    """Configurations of one set, in two groups whose errors are 0.1 apart; within a group 0.02 or 0.04 apart."""
+    rows = [residual(0.02 * i, f"a{i}", alike="a") for i in range(5)]
+    rows += [residual(0.1 + 0.02 * i, f"b{i}", alike="b") for i in range(5)]
+    found = errors.difference_errors(rows)
+    assert found["own"] == pytest.approx(0.04 / 0.954)  # 8 pairs are 0.02 apart, 6 are 0.04 apart, and 6 are farther
+    assert found["between_groups"] == pytest.approx((0.1**2 - 0.04**2) ** 0.5 / 0.954)
+    assert 0.04 < found["difference"] < 0.1
+    other = [residual(0.1 * i, str(i), set_of=str(i)) for i in range(6)]  # of different models
+    assert errors.difference_errors(other) == {
+        "difference": pytest.approx(0.2), "between_groups": 0, "own": pytest.approx(0.2 / 0.954)
+    }
+
+
+def test_errors_of_a_table_are_written(tmp_path):
+    """Each run has 1.1 times its predicted time."""
+    def rows(times):
+        return VTRAIN + "".join(
+            f"8,{32 + 8 * i},4,1024,16,24,1024,2,2,2,{time},full,1f1b\n" for i, time in enumerate(times))
+
+    path = written(tmp_path / "rows.csv", rows([1] * 10))
+    times = [1100 * figure["predicted"] for figure in table_of(path)["figures"]]
+    out = tmp_path / "errors.json"
+    text = printed(written(path, rows(times)), "--write-errors", out)
+    assert "| Ampere, dense | 10 | 10; 1 | +10.0 % | +10.0 % to +10.0 % |" in text
+    document = json.loads(out.read_text())
+    assert document["schema"] == "sluice.errors/1" and "10 runs of 1 tables" in document["source"]
+    (only,) = document["classes"]
+    assert (only["class"], only["rows"]) == ({"gpu": "Ampere", "model": "dense"}, 10)
+    assert only["median"] == pytest.approx(1.1, rel=1e-3) and only["difference"] < 1e-3
 
 
 OWN = (
@@ -201,6 +280,19 @@ def test_coverage_counts_models_and_names_the_reason_of_each_row(tmp_path):
         assert f"{path}: {reason}\n" in out
     figures = {figure["row"]: figure["predicted"] for figure in table_of(path)["figures"]}
     assert len(figures) == 4 and all(seconds > 0 for seconds in figures.values())
+
+
+def test_submissions_of_llama_to_mlperf(tmp_path):
+    """126 layers, with embedding and head as one each, are 2 per stage of 8 ranks with 8 chunks; 1,024 GB200."""
+    header = ("bench,layers,hidden,heads,kv_heads,ffn,vocab,seq,gpu_type,gpus,tp,pp,vp,cp,dp,mbs,gbs,precision,"
+              "tp_comm_overlap,cuda_graph,fp8_attention,tp_pp_dp_order,step_s\n")
+    row = ("llama31_405b,126,16384,128,8,53248,128256,8192,GB200,1024,4,8,8,2,16,1,768,fp8,True,full_iteration,False,"
+           "True,8.4")
+    path = written(tmp_path / "runs.csv", header + row + "\n" + row.replace("GB200", "TPU"))
+    table = table_of(path)
+    assert table["table"] == "mlperf-llama" and table["figures"][0]["gpu"] == "GB200-186GB"
+    assert 7 < table["figures"][0]["predicted"] < 10 and table["fits"]["fits_right"] == 1
+    assert "column gpu_type" in table["skipped"][0]["reason"]
 
 
 def test_models_of_the_catalogue_in_nvidias_tables(tmp_path):
@@ -504,3 +596,15 @@ def test_the_published_trace_of_dualpipe(published):
         assert block.seconds == pytest.approx(measured, rel=0.03)
     for name, speed, tolerance in (("F", 112 / 132, 0.04), ("B", 112 / 132, 0.04), ("W", 1, 0.02)):
         assert fitted_speed(parts, f"attention({name})") == pytest.approx(speed, abs=tolerance)
+
+
+def test_intervals_cover_eight_of_ten_published_runs(published, tmp_path):
+    """Takes a minute: all published runs are predicted, and each class is measured without each configuration."""
+    out = tmp_path / "errors.json"
+    text = printed(os.environ["SLUICE_DATA"], "--write-errors", out)
+    covered = re.search(r"of other configurations: ([\d.]+) % of (\d+) runs", text)
+    assert 76 <= float(covered[1]) <= 86 and int(covered[2]) > 1000
+    for name, share, runs in re.findall(r"\| ([^|]+) \|[^\n]*\| (\d+) % of (\d+) \|", text):
+        assert int(runs) < 10 or 70 <= int(share) <= 95, f"{name}: {share} % of {runs}"
+    shipped = PROGRAM.parents[1] / "model" / "cluster" / "catalogue" / "errors" / "iteration-time.json"
+    assert out.read_text() == shipped.read_text(), "run it again with --write-errors"

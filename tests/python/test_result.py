@@ -64,6 +64,17 @@ def test_memory_curves_have_the_peaks():
     assert np.array_equal(without.peak_memory_bytes, result.peak_memory_bytes)
 
 
+def test_the_error_class_is_that_of_measured_runs():
+    keys = {"model": "llama3-8b", "cluster": "dgx-h100", "pp": 4, "tp": 2, "gbs": 64, "seq_length": 8192}
+    result = sluice.simulate(**keys)
+    found = result.error_class
+    assert found == result.to_dict()["error_class"] == pickle.loads(pickle.dumps(result)).error_class
+    assert found["class"]["gpu"] == "Hopper" == result.resolved["facts"]["gpu"]
+    assert found["low_s"] < found["median"] * result.iteration_s < found["high_s"]
+    assert sluice.simulate(**{**keys, "cluster": "p3.16xlarge", "tp": 1}).error_class is None
+    assert sluice.simulate(pp=4, microbatches=8).error_class is None
+
+
 def test_slack_is_zero_on_the_critical_path():
     result = sluice.simulate(schedule="gpipe", pp=3, microbatches=5)
     assert np.all(result.slack()[result.critical_path] == 0)

@@ -361,7 +361,7 @@ Subcommand add_plan_command(CLI::App& app) {
       ->add_option(
           "--model-error", options->request.model_error,
           "Relative error of a predicted difference, such as 3.5% or 0.035, at most 100%; smaller differences are "
-          "marked (default 3.5%)")
+          "marked (default: the median error over pairs of measured runs like the fastest configuration)")
       ->transform(fraction(1));
   command
       ->add_option("--memory-margin", options->request.memory_margin,

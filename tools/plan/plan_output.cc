@@ -240,7 +240,7 @@ Shortlist shortlist_of(const PlanReport& report, const std::vector<int>& ranking
     const auto group = groups.try_emplace({point.tp, point.micro_batch}, static_cast<int>(groups.size()));
     candidates.push_back({to_seconds(result.iteration), group.first->second});
   }
-  Shortlist out = shortlist(candidates, report.shortlist, kMeasuredErrors);
+  Shortlist out = shortlist(candidates, report.shortlist, {.group = report.errors.group, .own = report.errors.own});
   for (int& chosen : out.chosen) chosen = places[chosen];
   return out;
 }
@@ -250,7 +250,7 @@ std::string shortlist_text(const PlanReport& report, const std::vector<int>& ran
   std::string out = fmt::format(
       "shortlist: measure these {}; their fastest is expected to be within {:.1f} % of the fastest of all (where "
       "predictions with equal tp and mbs err together by {:.0f} %, each by {:.0f} %):\n",
-      found.chosen.size(), 100 * found.loss, 100 * kMeasuredErrors.group, 100 * kMeasuredErrors.own);
+      found.chosen.size(), 100 * found.loss, 100 * report.errors.group, 100 * report.errors.own);
   for (const int place : found.chosen) {
     const int point = ranking[place];
     fmt::format_to(std::back_inserter(out), "  #{:<4} {}  {}\n", place + 1,
@@ -347,6 +347,9 @@ std::string plan_table(const PlanReport& report) {
     out += fmt::format("#1: {}\n", remark);
   }
   out += "Pareto (time, memory): " + front_text(plan, ranking) + "\n";
+  for (const std::string& line : {interval_text(report.interval), such_runs_line(report.interval)}) {
+    if (!line.empty()) out += fmt::format("#1: {}\n", line);
+  }
   const int close = within_error(plan, ranking, report.model_error);
   if (close > 1) {
     out += fmt::format("#1 to #{} differ by less than the model error (±{:.2g} %): measure them before choosing.\n",
@@ -375,6 +378,7 @@ std::string plan_json(const PlanReport& report) {
                      {"model_error", report.model_error},
                      {"capacity_bytes", plan.base().cluster->gpu.memory_bytes},
                      {"memory_margin", plan.base().cluster->gpu.memory_margin}};
+  if (report.interval) out["error_class"] = interval_json(*report.interval);
   out["ranking"] = OrderedJson::array();
   const int close = ranking.empty() ? 0 : within_error(plan, ranking, report.model_error);
   for (std::size_t i = 0; i < ranking.size(); ++i) {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "sim/planner/plan.h"
+#include "tools/command/error_class.h"
 #include "tools/plan/frameworks.h"
 
 namespace sluice::tools {
@@ -11,9 +13,11 @@ namespace sluice::tools {
 struct PlanReport {
   const Plan* plan = nullptr;
   int top = 10;
-  double model_error = 0;  // relative error of the difference between two configurations
-  int shortlist = 0;       // number of configurations to name for measurements
-  double seconds = 0;      // search time
+  std::optional<PredictedInterval> interval;  // of the fastest
+  DifferenceErrors errors;                    // of the class of the fastest, or over all measured runs
+  double model_error = 0;                     // relative error of the difference between two configurations
+  int shortlist = 0;                          // number of configurations to name for measurements
+  double seconds = 0;                         // search time
   bool interrupted = false;
   const Framework* framework = nullptr;  // that runs all configurations; null: any
 };

@@ -258,9 +258,18 @@ void refine_plan(Plan& plan, const PlanRequest& request, const std::atomic<bool>
 }
 
 PlanReport report_of(const Plan& plan, const PlanRequest& request) {
-  PlanReport report{
-      .plan = &plan, .top = request.top, .model_error = request.model_error, .shortlist = request.shortlist};
+  PlanReport report{.plan = &plan, .top = request.top, .shortlist = request.shortlist};
   report.framework = framework_of(request);
+  report.errors = catalogue_error_classes().all;
+  if (const std::vector<int> ranking = plan.ranking(); !ranking.empty()) {
+    Scenario fastest = scenario_of(plan.base(), plan.space(), plan.points()[ranking.front()]);
+    const bool corrected = fastest.correction.has_value();
+    fastest.correction.reset();  // differences are those of its class
+    const auto interval = interval_of(fastest, to_seconds(plan.results()[ranking.front()].iteration));
+    if (interval && interval->of) report.errors = interval->of->differences;
+    if (!corrected) report.interval = interval;
+  }
+  report.model_error = request.model_error.value_or(report.errors.difference);
   return report;
 }
 

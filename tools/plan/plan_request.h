@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,9 @@ struct PlanRequest {
   bool refine = true;  // searches the partitions of the leaders, unless all stages must be even
   int top = 10;
   int shortlist = 0;
-  // Relative error of the predicted difference between two configurations of a model on a cluster: the median over
-  // pairs of measured configurations (docs/results.md, "Plans").
-  double model_error = 0.035;
+  // Relative error of the predicted difference between two configurations of a model on a cluster; by default that of
+  // the class of measured runs (model/scenario/error_classes.h) of the fastest.
+  std::optional<double> model_error;
   double memory_margin = -1;  // the GPU's
 };
 

@@ -9,6 +9,7 @@
 #include "model/schedule/family.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
+#include "tools/command/error_class.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -63,10 +64,13 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
   const Duration iteration =
       prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
   std::vector<ReportMetric> out;
-  out.push_back(
-      {"Iteration", time_text(iteration),
-       flush ? "one batch, from the first start to the last end" : "per batch, without a flush between batches",
-       to_seconds(iteration)});
+  std::string note =
+      flush ? "one batch, from the first start to the last end" : "per batch, without a flush between batches";
+  const auto interval = interval_of(setup.scenario(), prediction.iteration_s());
+  if (const std::string text = interval_text(interval); !text.empty()) {
+    note += fmt::format("; {} ({})", text, interval->of->name());
+  }
+  out.push_back({"Iteration", time_text(iteration), note, to_seconds(iteration)});
   const Throughput& throughput = prediction.throughput;
   if (throughput.tokens_per_s > 0) {
     out.push_back({"Tokens/s", grouped(throughput.tokens_per_s),

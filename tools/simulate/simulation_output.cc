@@ -14,6 +14,7 @@
 #include "model/to_size.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
+#include "tools/command/error_class.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/report_run.h"
 #include "traces/text/quantity_text.h"
@@ -373,6 +374,8 @@ std::string iteration_line(const Setup& setup, const Prediction& prediction, con
                                     "{calibration/measurements} measurements)"
                                   : "\n  iteration {predicted_s:t}",
              values);
+  const std::string interval = interval_text(interval_of(setup.scenario(), prediction.iteration_s()));
+  if (!interval.empty()) out += fmt::format(" ({})", interval);
   out += filled(
       "[    tokens/s {throughput/tokens_per_s:k}][    {throughput/model_tflops_per_device:.1f} TFLOP/s per device]"
       "[    MFU {throughput/mfu:.1%}]",
@@ -455,6 +458,9 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
   if (const std::string remark = mfu_remark(scenario, throughput.mfu); !remark.empty()) {
     out["throughput"]["remark"] = remark;
   }
+  if (const auto interval = interval_of(scenario, prediction.iteration_s())) {
+    out["error_class"] = interval_json(*interval);
+  }
   if (prediction.corrected) out["calibration"] = calibration_json(scenario, *prediction.corrected);
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;
@@ -499,8 +505,8 @@ std::string simulation_text(const Setup& setup, const Prediction& prediction, co
                      rank_table(prediction, document["ranks"]), idle_line(prediction),
                      idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
   for (const std::string& line :
-       {assumed_times_line(setup.scenario()), mfu_remark(setup.scenario(), prediction.throughput.mfu),
-        sharded_gradients_line(setup, prediction)}) {
+       {such_runs_line(interval_of(setup.scenario(), prediction.iteration_s())), assumed_times_line(setup.scenario()),
+        mfu_remark(setup.scenario(), prediction.throughput.mfu), sharded_gradients_line(setup, prediction)}) {
     if (!line.empty()) out += fmt::format("  {}\n", line);
   }
   out += measured_kernels_text(setup) + culprit_rank_line(setup, prediction) + culprit_link_line(setup, prediction);
