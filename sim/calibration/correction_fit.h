@@ -25,7 +25,7 @@ enum class CorrectionTerms {
 // deviations of log(measured / predicted).
 struct CorrectionPrior {
   double scale = 0.135;      // between settings' common factors
-  double fixed = 0.048;      // of the fixed time as a fraction of the shortest prediction
+  double fixed = 0.109;      // of the fixed time as a fraction of the shortest prediction
   double deviation = 0.067;  // of settings from their common correction: median, where predictions are 1 s
   double power = 0.17;       // the median is deviation x predicted_s^-power
   double spread = 0.95;      // standard deviation of the logarithm of the deviation
