@@ -13,8 +13,9 @@ import sys
 import nvidia
 import torchtitan
 import zero_bubble
+from calibration import calibrated_text, prior_text
 from cards import score_cards
-from choices import calibrated_text, difference_text, regret_text, runs_of
+from choices import difference_text, regret_text, runs_of
 from coverage import coverage_text
 from dualpipe import score_dualpipe_trace
 from errors import errors_json, errors_text, residuals_of
@@ -163,6 +164,9 @@ def run(options):
         out += score_text(name, score, options.rows) + difference_text(runs) + regret_text(runs)
         if options.calibrated:
             out += calibrated_text(score)
+    if options.calibrated:
+        # The cards' runs on real data have errors of kinds that tuned runs do not have.
+        out += prior_text([score for name, score in scores if name != "bridge-cards"])
     return out + agreements + (f"not scored: {', '.join(unknown)}\n" if unknown else "")
 
 
@@ -177,8 +181,9 @@ def main():
         " a line with the reason for each row that is not")
     add("--plans", action="store_true",
         help="Also compare the configurations of NVIDIA's tables with the plans of their GPUs")
-    add("--calibrated", action="store_true", help="Also calibrate on every pair of rows of each model, GPU and"
-        " precision with at least three rows, and print the mean error of its other rows")
+    add("--calibrated", action="store_true", help="Also calibrate on pairs of rows of each model, GPU and"
+        " precision with at least three rows, print the mean error of its other rows, and estimate the prior of"
+        " calibration")
     add("--ignore-columns", type=lambda text: text.split(","), default=[],
         help="Columns of tables of your own to ignore, as a,b,c")
     add("--html", metavar="FILE", help="Write predicted against measured values to this HTML page")

@@ -1,4 +1,4 @@
-"""What predictions are good for: choosing between configurations, and calibration on two measurements."""
+"""What predictions are good for: choosing between configurations."""
 
 import math
 import statistics
@@ -92,37 +92,3 @@ def difference_text(runs):
         return ""
     median = 100 * statistics.median(off)
     return f"{'':<22} median error of the difference of {len(off)} pairs: {median:.1f} %\n"
-
-
-def calibrated_text(score):
-    """Returns the errors of the rows of each model, GPU and precision after calibration on every pair of its others.
-
-    Only groups of three or more rows with different settings, and only times; then the mean weighted by rows.
-    """
-    groups = {}
-    for row in score.comparisons:
-        if row.model and row.unit == "s" and row.measured > 0:
-            groups.setdefault(f"{row.model}, {row.gpu}, {row.precision}", []).append(row)
-    out = []
-    total = before = after = 0
-    for name, rows in groups.items():
-        if len(rows) < 3 or len({row.setting for row in rows}) < 2:
-            continue
-        errors = []
-        for i, one in enumerate(rows):
-            for two in rows[:i]:
-                if one.setting == two.setting:
-                    continue
-                correction = sluice.fit_correction([(one.predicted, one.measured), (two.predicted, two.measured)])
-                others = (row for row in rows if row is not one and row is not two)
-                errors += [abs(correction.at(row.predicted) / row.measured - 1) for row in others]
-        mean = sum(errors) / len(errors)
-        plain = sum(abs(row.error) for row in rows) / len(rows)
-        out.append((name, len(rows), plain, mean, f", worst {100 * max(errors):.0f} %"))
-        total, before, after = total + len(rows), before + plain * len(rows), after + mean * len(rows)
-    if out:
-        out.append((f"all {len(out)} groups", total, before / total, after / total, ""))
-    return "".join(
-        f"{'':<22} calibrated on two of {count} rows: {100 * mean:.1f} % (before {100 * plain:.1f} %{worst}): {name}\n"
-        for name, count, plain, mean, worst in out
-    )

@@ -52,6 +52,11 @@ Correction::Interval Correction::at(double predicted_s) const {
   return {.seconds = seconds, .low_s = std::max(0.0, seconds - half), .high_s = seconds + half};
 }
 
+std::string kept_terms(const Correction& correction) {
+  if (correction.fixed_s == 0) return correction.scale == 1 ? "nothing" : "scale";
+  return correction.scale == 1 ? "fixed" : "both";
+}
+
 std::string other_origin(const Correction& correction, const CorrectionOrigin& origin) {
   std::vector<std::string> here;
   std::vector<std::string> there;
@@ -89,6 +94,11 @@ Correction correction_from_json(JsonReader reader) {
     reader.at("fixed_s").fail("expected a number above -scale x shortest_predicted_s");
   }
   out.measurements = static_cast<int>(reader.integer("measurements", 1, 1'000'000));
+  out.weight = reader.number_or("weight", 0, 1, 1);
+  const std::string kept = kept_terms(out);
+  if (reader.string_or("kept", kept) != kept) {
+    reader.at("kept").fail(fmt::format("expected \"{}\", as scale and fixed_s are", kept));
+  }
   out.deviation = reader.number("relative_deviation", 1e-6, 1e3);
   out.degrees = reader.number("degrees_of_freedom", 1, 1e6);
   JsonReader covariance = reader.at("covariance");
@@ -97,7 +107,9 @@ Correction correction_from_json(JsonReader reader) {
   for (std::size_t i = 0; i < numbers.size(); ++i) out.covariance[i] = numbers[i].number(-1e12, 1e12);
   check_covariance(covariance, out.covariance);
   if (reader.has("held_out_error")) out.held_out = reader.number("held_out_error", 0, 1e3);
+  if (reader.has("held_out_error_before")) out.held_out_before = reader.number("held_out_error_before", 0, 1e3);
   reader.allow("held_out_error");
+  reader.allow("held_out_error_before");
   if (reader.has("made_from")) {
     for (const JsonReader& origin : reader.at("made_from").elements()) out.origins.push_back(origin_from_json(origin));
   }
@@ -114,6 +126,8 @@ Correction read_correction(const std::string& path) {
 
 std::string to_json_text(const Correction& correction) {
   nlohmann::ordered_json out = {{"schema", "sluice.calibration/1"},
+                                {"kept", kept_terms(correction)},
+                                {"weight", correction.weight},
                                 {"scale", correction.scale},
                                 {"fixed_s", correction.fixed_s},
                                 {"shortest_predicted_s", correction.shortest_s},
@@ -122,6 +136,7 @@ std::string to_json_text(const Correction& correction) {
                                 {"degrees_of_freedom", correction.degrees},
                                 {"covariance", correction.covariance}};
   if (correction.held_out) out["held_out_error"] = *correction.held_out;
+  if (correction.held_out_before) out["held_out_error_before"] = *correction.held_out_before;
   for (const CorrectionOrigin& origin : correction.origins) {
     nlohmann::ordered_json known = nlohmann::ordered_json::object();
     if (origin.parameters > 0) known = {{"model", origin.model}, {"parameters", origin.parameters}};

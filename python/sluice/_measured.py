@@ -93,9 +93,10 @@ class Correction(NamedTuple):
 
 
 def fit_correction(rows: Sequence[tuple[float, float]], terms: str = "automatic") -> Correction:
-    """Fits a correction to predicted and measured seconds by least squares of relative errors.
+    """Fits a correction to predicted and measured seconds.
 
-    ``terms``: "scale", "fixed", or "automatic": both, where the predictions are far enough apart.
+    ``terms``: "automatic": what other settings are likely to have in common with the rows, as ``sluice calibrate``;
+    or "scale" or "fixed" by least squares of relative errors.
     """
     return Correction(*_core.fit_correction(list(rows), terms))
 

@@ -64,22 +64,26 @@ def test_every_row_is_scored_and_skipped_ones_are_reported(tmp_path):
 
 
 def test_calibration_on_every_pair_of_rows(tmp_path):
-    """Measured times are 1.3 times the predicted ones, but the last 1.04 times as long as that.
-
-    Before calibration the mean error is (2 x 0.2308 + (1 - 1 / 1.352)) / 3 = 24.06 %. Each row after calibration on
-    both others, which differ by less than a factor of 1.5, so that only a scale is fitted: 0.04 / 1.04 = 3.85 % of the
-    last, and about 2 % of the others.
+    """Measured times are 1.3 times the predicted ones: the error before calibration is 1 - 1 / 1.3, and of each pair a
+    part is kept. Times that are 0.8 and 1.25 times the predicted ones have nothing in common.
     """
 
     def write(times):
         rows = [f"8,{32 + 8 * i},4,1024,16,24,1024,2,2,2,{time},full,1f1b\n" for i, time in enumerate(times)]
         return written(tmp_path / "rows.csv", VTRAIN + "".join(rows))
 
-    measured = [1300 * figure["predicted"] for figure in table_of(write([1, 1, 1]))["figures"]]
-    expected = "calibrated on two of 3 rows: 0.0 % (before 23.1 %, worst 0 %): 24 layers of 1024, A100-80GB, bf16"
-    assert expected in printed(write(measured), "--calibrated")
-    measured[-1] *= 1.04
-    assert "calibrated on two of 3 rows: 2.6 % (before 24.1 %, worst 4 %)" in printed(write(measured), "--calibrated")
+    predicted = [figure["predicted"] for figure in table_of(write([1, 1, 1]))["figures"]]
+
+    def calibrated(*factors):
+        text = printed(write([1000 * factor * each for factor, each in zip(factors, predicted)]), "--calibrated")
+        found = re.search(r"calibrated on two of 3 rows: (.*) % \(before (.*) %, worst .* %\): 24 layers of 1024", text)
+        return float(found[1]), float(found[2])
+
+    after, before = calibrated(1.3, 1.3, 1.3)
+    assert before == pytest.approx(100 * (1 - 1 / 1.3), abs=0.01)
+    assert 0.3 * before < after < 0.75 * before
+    after, before = calibrated(0.8, 1.25, 1)
+    assert after == before
     assert "calibrated" not in printed(write([1, 1]), "--calibrated")  # at least three rows are needed
 
 

@@ -52,20 +52,20 @@ class Calibrate : public testing::Test {
 TEST_F(Calibrate, MeasuredIterationsCorrectPredictions) {
   std::string table = "gbs,mbs,iteration_s\n";
   for (const int batch : {8, 32, 128}) {
-    const double seconds = 1.2 * predicted_s("--gbs " + std::to_string(batch)) + 0.3;
+    const double seconds = 1.2 * predicted_s("--gbs " + std::to_string(batch));
     table += std::to_string(batch) + ",1," + std::to_string(seconds) + "\n";
   }
   const std::string csv = write("ours.csv", table);
   const std::string file = folder_.path("ours.calibration.json");
-  const CommandResult made = run(csv + " -o " + file + " " + kScenario);
+  const CommandResult made = run(csv + " --fit scale -o " + file + " " + kScenario);
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  EXPECT_THAT(made.out, HasSubstr("iteration = 1.2000 x predicted + 300 ms"));
+  EXPECT_THAT(made.out, HasSubstr("iteration = 1.2000 x predicted + 0"));
 
   const CommandResult result = run_sluice(words("simulate --json " + kScenario + " --gbs 64 --calibration " + file));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json document = json::parse(result.out);
   const json& calibration = document.at("calibration");
-  const double expected = 1.2 * document.at("makespan_s").get<double>() + 0.3;
+  const double expected = 1.2 * document.at("makespan_s").get<double>();
   EXPECT_NEAR(calibration.at("iteration_s").get<double>(), expected, 1e-4);
   EXPECT_LT(calibration.at("low_s").get<double>(), expected);
   EXPECT_GT(calibration.at("high_s").get<double>(), expected);
@@ -79,7 +79,7 @@ TEST_F(Calibrate, ReadsLogsWithTheirScenarios) {
                                 " iteration 1/9 | elapsed time per iteration (ms): 9000.0 |\n"
                                 " iteration 2/9 | elapsed time per iteration (ms): 8000.0 |\n"
                                 " iteration 3/9 | elapsed time per iteration (ms): 700.0 |\n");
-  const CommandResult result = run(log + " --json --gbs 8 " + kScenario);
+  const CommandResult result = run(log + " --fit scale --json --gbs 8 " + kScenario);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json document = json::parse(result.out);
   EXPECT_EQ(document.at("schema"), "sluice.calibration/1");
@@ -93,37 +93,60 @@ TEST_F(Calibrate, ANegativeFixedTimeIsFittedAndExplained) {
   double shortest = 0;
   for (const int batch : {128, 32}) {
     shortest = predicted_s("--gbs " + std::to_string(batch));
-    table += fmt::format("{},1,{}\n", batch, 1.2 * shortest - 0.01);
+    table += fmt::format("{},1,{}\n", batch, shortest - 0.01);
   }
   const std::string file = folder_.path("ours.calibration.json");
-  const CommandResult made = run(write("ours.csv", table) + " -o " + file + " " + kScenario);
+  const CommandResult made = run(write("ours.csv", table) + " --fit fixed -o " + file + " " + kScenario);
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  EXPECT_THAT(made.out, HasSubstr("iteration = 1.2000 x predicted - 10 ms"));
+  EXPECT_THAT(made.out, HasSubstr("iteration = 1.0000 x predicted - 10 ms"));
   EXPECT_THAT(made.out, HasSubstr("The fixed time is negative"));
   EXPECT_THAT(made.out, HasSubstr("+0.00 %"));
   // Below the shortest measurement the correction is in proportion to it.
   const CommandResult less = run_sluice(words("simulate --json --gbs 2 --calibration " + file + " " + kScenario));
   ASSERT_EQ(less.exit_code, 0) << less.err;
   const json document = json::parse(less.out);
-  const double expected = document.at("makespan_s").get<double>() * (1.2 - 0.01 / shortest);
+  const double expected = document.at("makespan_s").get<double>() * (1 - 0.01 / shortest);
   EXPECT_NEAR(document.at("calibration").at("iteration_s").get<double>(), expected, 1e-6 * expected);
 }
 
-// The error after the fit is 0 for two rows on a line; scaling one predicts the other with an error.
-TEST_F(Calibrate, QuotesTheHeldOutError) {
+// Two rows, of which scaling one predicts the other with an error.
+TEST_F(Calibrate, QuotesTheHeldOutErrorAndTheGain) {
   const double few = predicted_s("--gbs 8");
   const double many = predicted_s("--gbs 128");
   const std::string table = fmt::format("gbs,iteration_s\n8,{}\n128,{}\n", few + 0.1 * few, many + 0.1 * few);
-  const CommandResult result = run(write("ours.csv", table) + " " + kScenario);
+  const CommandResult result = run(write("ours.csv", table) + " --fit scale " + kScenario);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const double first = (1 + 0.1 * few / many) / 1.1 - 1;
   const double second = 1.1 / (1 + 0.1 * few / many) - 1;
-  EXPECT_THAT(result.out,
-              HasSubstr(fmt::format("held-out error: {:.2f} % (root mean square), {:.2f} % worst; each of the 2 "
-                                    "measurements predicted by scaling the other",
-                                    100 * std::sqrt((first * first + second * second) / 2), 100 * second)));
+  const double held_out = 100 * std::sqrt((first * first + second * second) / 2);
+  const double before = 100 * std::hypot(1 - 1 / 1.1, 1 - 1 / (1 + 0.1 * few / many)) / std::sqrt(2);
+  EXPECT_THAT(result.out, HasSubstr("kept: a scale, as --fit specifies\n"));
+  EXPECT_THAT(result.out, HasSubstr(fmt::format(
+                              "held-out error: {:.2f} % (root mean square), {:.2f} % worst; without a correction "
+                              "{:.2f} %: gain {:+.2f} points; each of the 2 measurements predicted from the other",
+                              held_out, 100 * second, before, before - held_out)));
   EXPECT_THAT(run(write("one.csv", "gbs,iteration_s\n8,1\n") + " " + kScenario).out,
-              HasSubstr("held-out error: unknown with one measurement"));
+              HasSubstr("held-out error: not measurable with one measurement"));
+}
+
+TEST_F(Calibrate, PrintsWhatItKeepsAndItsWeight) {
+  const auto table = [&](double first, double second) {
+    return write("ours.csv", fmt::format("gbs,iteration_s\n32,{}\n128,{}\n", first * predicted_s("--gbs 32"),
+                                         second * predicted_s("--gbs 128")));
+  };
+  const std::string agree = table(1.3, 1.3);
+  EXPECT_THAT(run(agree + " " + kScenario).out,
+              testing::ContainsRegex("kept: a scale, with weight 0\\.[1-9][0-9] \\("));
+  const json kept = json::parse(run(agree + " --json " + kScenario).out);
+  EXPECT_EQ(kept.at("kept"), "scale");
+  EXPECT_NEAR(std::log(kept.at("scale").get<double>()) / std::log(1.3), kept.at("weight").get<double>(), 1e-4);
+  EXPECT_NEAR(kept.at("held_out_error_before").get<double>(), 1 - 1 / 1.3, 1e-4);
+  const std::string disagree = table(1.3, 1.0);
+  EXPECT_THAT(run(disagree + " " + kScenario).out, HasSubstr("kept: nothing: the measurements do not show"));
+  const json nothing = json::parse(run(disagree + " --json " + kScenario).out);
+  EXPECT_EQ(nothing.at("kept"), "nothing");
+  EXPECT_EQ(nothing.at("weight"), 0);
+  EXPECT_EQ(nothing.at("scale"), 1);
 }
 
 TEST_F(Calibrate, WarnsOfAnotherModelFrameworkPrecisionAndGpu) {
@@ -187,7 +210,7 @@ TEST_F(Calibrate, UnknownAndContradictoryColumnsAreErrors) {
   EXPECT_THAT(error_of(write("both.csv", "gbs,microbatches,iteration_s\n8,4,1\n") + " " + kScenario),
               HasSubstr("both.csv: row 1: /batch/global_batch: expected micro_batch x dp x microbatches = 1 x 1 x 4"));
   EXPECT_THAT(error_of(write("units.csv", "gbs,iteration_s\n8,90000\n") + " " + kScenario),
-              HasSubstr("times the predicted ones, expected 0.001 to 1000 times: check the unit"));
+              HasSubstr("units.csv: row 1: the measured time is "));
   EXPECT_THAT(error_of(write("kernels.csv", "gpu,m_tokens,k,n,median_ms\na100,1,1,1,1\n")),
               HasSubstr("kernels.csv: nothing to fit: expected at least 6 rows of a GPU or link of the catalogue"));
 }
@@ -253,8 +276,7 @@ TEST_F(Calibrate, OneMeasurementGivesTheTermThatIsAskedFor) {
   const std::string csv = write("one.csv", fmt::format("gbs,mbs,iteration_s\n32,1,{:.9f}\n", measured));
   const std::string file = folder_.path("one.calibration.json");
   for (const auto& [flag, expected] : {std::pair(std::string(" --fit fixed"), predicted_s("--gbs 64") + 0.25),
-                                       {" --fit scale", predicted_s("--gbs 64") * measured / (measured - 0.25)},
-                                       {"", predicted_s("--gbs 64") * measured / (measured - 0.25)}}) {
+                                       {" --fit scale", predicted_s("--gbs 64") * measured / (measured - 0.25)}}) {
     ASSERT_EQ(run(csv + " -o " + file + flag + " " + kScenario).exit_code, 0);
     const CommandResult result =
         run_sluice(words("simulate --json --gbs 64 --mbs 1 --calibration " + file + " " + kScenario));

@@ -50,8 +50,11 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "  sluice calibrate a.csv=a.json b.csv=b.json \\\n"
       "      --constants gpu/gemm/peak_fraction,inter_node/collective_efficiency@2\n"
       "  sluice calibrate kernel_times.json -o kernels.json\n\n"
-      "By default, it fits a scale and a fixed time to two or three measured iterations with different numbers of "
-      "microbatches, and to one a scale; --fit decides otherwise. The input is CSV (iteration_ms or iteration_s "
+      "By default, it keeps of measured iterations what other settings are likely to have in common with them: a "
+      "scale, "
+      "a fixed time per iteration, both or nothing. One to three measurements give a scale or nothing, more any of "
+      "them, by cross-validation; few or contradictory ones are shrunk toward nothing. --fit scale and --fit fixed fit "
+      "exactly that, without shrinkage. The input is CSV (iteration_ms or iteration_s "
       "besides pp, tp, dp, mbs, gbs, ...) or Megatron-LM "
       "logs ('elapsed time per iteration (ms)'). A log that prints its arguments needs no scenario, only --cluster; "
       "with "
@@ -80,12 +83,12 @@ Subcommand add_calibrate_command(CLI::App& app) {
       ->type_name(kReadFile);
   command
       ->add_option("--constants", options->request.constants,
-                   "Constants to fit to measured iterations, as a,b,c (default: fit a scale and a fixed time)")
+                   "Constants to fit to measured iterations, as a,b,c (default: fit a correction of predicted times)")
       ->delimiter(',');
   command
       ->add_option("--fit", options->fit,
-                   "What is fitted to measured iterations: a scale, a fixed time that predictions lack, or both as the "
-                   "measurements allow (default: auto)")
+                   "What is fitted to measured iterations: a scale; a fixed time that predictions lack; or auto, what "
+                   "improves predictions of other settings (default: auto)")
       ->check(CLI::IsMember({"auto", "scale", "fixed"}));
   command
       ->add_option("--ignore-columns", options->request.ignored,

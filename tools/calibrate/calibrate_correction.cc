@@ -67,25 +67,36 @@ void read_log(const MeasuredFile& file, const nlohmann::json& base, const std::s
                  origin_of(scenario)});
 }
 
+// Which terms are kept, and with which weight.
+std::string kept_text(const Correction& correction, CorrectionTerms terms) {
+  const std::string kept = kept_terms(correction);
+  if (kept == "nothing") {
+    return "kept: nothing: the measurements do not show an error that iterations with other settings are likely to "
+           "have, too\n";
+  }
+  const std::string what = kept == "both" ? "a scale and a fixed time" : kept == "fixed" ? "a fixed time" : "a scale";
+  if (terms != CorrectionTerms::automatic) return fmt::format("kept: {}, as --fit specifies\n", what);
+  return fmt::format("kept: {}, with weight {:.2f} (1: least squares, 0: nothing)\n", what, correction.weight);
+}
+
 // The error that calibrated predictions of other settings can be expected to have.
 std::string error_text(const std::vector<double>& left_out, const Correction& correction) {
-  if (!correction.held_out) {
-    return fmt::format(
-        "held-out error: unknown with one measurement; the 90 % interval of predictions assumes {:.0f} %\n",
-        100 * kUsualDeviation);
-  }
+  if (!correction.held_out) return "held-out error: not measurable with one measurement\n";
   double worst = 0;
   for (const double error : left_out) worst = std::max(worst, std::abs(error));
-  return fmt::format("held-out error: {:.2f} % (root mean square), {:.2f} % worst; each of the {} measurements {}\n",
-                     100 * *correction.held_out, 100 * worst, left_out.size(),
-                     left_out.size() == 2 ? "predicted by scaling the other" : "predicted from the others");
+  const double before = correction.held_out_before.value_or(0);
+  return fmt::format(
+      "held-out error: {:.2f} % (root mean square), {:.2f} % worst; without a correction {:.2f} %: gain {:+.2f} "
+      "points; each of the {} measurements predicted from {}\n",
+      100 * *correction.held_out, 100 * worst, 100 * before, 100 * (before - *correction.held_out) + 0.0,
+      left_out.size(), left_out.size() == 2 ? "the other" : "others");
 }
 
 // "+0.51 %"; never "-0.00 %".
 std::string error_text(double error) { return fmt::format("{:+.2f} %", std::round(1e4 * error) / 100 + 0.0); }
 
 std::string correction_text(const std::vector<Measurement>& rows, const Correction& correction,
-                            const std::vector<double>& left_out, const std::string& output) {
+                            const std::vector<double>& left_out, const CorrectionRequest& request) {
   std::string out;
   const auto to = std::back_inserter(out);
   fmt::format_to(to, "{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "held out");
@@ -106,21 +117,23 @@ std::string correction_text(const std::vector<Measurement>& rows, const Correcti
         "it decreases in proportion to the prediction.\n",
         time_text(from_seconds(correction.shortest_s, "prediction")));
   }
-  out += error_text(left_out, correction);
-  if (!output.empty()) fmt::format_to(to, "sluice simulate ... --calibration {}\n", output);
+  out += kept_text(correction, request.terms) + error_text(left_out, correction);
+  if (!request.output.empty()) fmt::format_to(to, "sluice simulate ... --calibration {}\n", request.output);
   return out;
 }
 
-// Fits the correction. Throws InputError if it is so far from 1 that a file with it is invalid.
+// Fits the correction. Throws InputError if times are so far from predictions that their unit is probably wrong.
 Correction fitted(const std::vector<Measurement>& rows, std::span<const PredictedAndMeasured> times,
                   CorrectionTerms terms) {
-  Correction correction = fit_correction(times, terms);
-  if (!(correction.scale >= 1e-3 && correction.scale <= 1e3)) {
+  for (const Measurement& row : rows) {
+    const double ratio = row.times.measured_s / row.times.predicted_s;
+    if (ratio >= 1e-3 && ratio <= 1e3) continue;
     throw InputError(
-        fmt::format("calibrate: the measured times are {:.3g} times the predicted ones, expected 0.001 to 1000 times: "
-                    "check the unit of the measurements and the scenario",
-                    correction.scale));
+        fmt::format("{}: the measured time is {:.3g} times the predicted one, expected 0.001 to 1000 times: check the "
+                    "unit of the measurement and the scenario",
+                    row.place, ratio));
   }
+  Correction correction = fit_correction(times, terms);
   for (const Measurement& row : rows) {
     if (row.origin == CorrectionOrigin{}) continue;
     if (std::find(correction.origins.begin(), correction.origins.end(), row.origin) == correction.origins.end()) {
@@ -162,7 +175,7 @@ std::string calibrate_correction(const CorrectionRequest& request, const nlohman
   const Correction correction = fitted(rows, times, request.terms);
   const std::vector<double> left_out = left_out_errors(times, request.terms);
   if (!request.output.empty()) write_file_whole(request.output, to_json_text(correction));
-  if (!request.json) return correction_text(rows, correction, left_out, request.output);
+  if (!request.json) return correction_text(rows, correction, left_out, request);
   nlohmann::ordered_json out = nlohmann::ordered_json::parse(to_json_text(correction));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     nlohmann::ordered_json row = {{"row", rows[i].place},
