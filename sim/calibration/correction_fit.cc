@@ -40,7 +40,7 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, 0, 2, 2>;
 class ShrunkenFit {
  public:
   ShrunkenFit(Rows rows, bool scale, bool fixed)
-      : rows_(rows), fixed_(fixed), shortest_s_(shortest_s(rows)), usual_(usual_deviation(rows)) {
+      : rows_(rows), scale_(scale), fixed_(fixed), shortest_s_(shortest_s(rows)), usual_(usual_deviation(rows)) {
     deviations_ = Matrix::Zero(2, scale && fixed ? 2 : 1);
     if (scale) deviations_(0, 0) = kCorrectionPrior.scale;
     if (fixed) deviations_(1, deviations_.cols() - 1) = kCorrectionPrior.fixed * shortest_s_;
@@ -91,7 +91,8 @@ class ShrunkenFit {
     }
   }
 
-  // The posterior of the terms: for each of some deviations of the measurements it is normal; averages them.
+  // The posterior of the terms: for each of some deviations of the measurements, and of settings that are like
+  // published ones or not, it is normal; averages them.
   void update() {
     linearize();
     if (!valid_) return;
@@ -103,19 +104,24 @@ class ShrunkenFit {
     };
     constexpr int kParts = 13;
     std::vector<Part> parts;
-    parts.reserve(kParts);
-    const Matrix identity = Matrix::Identity(mean_.size(), mean_.size());
     double greatest = -INFINITY;
-    for (int i = 0; i < kParts; ++i) {
-      const double logarithm = 6.0 * i / (kParts - 1) - 3;  // of the deviation over the usual one, in spreads
-      const double deviation = usual_ * std::exp(kCorrectionPrior.spread * logarithm);
-      const double precision = 1 / (deviation * deviation);
-      const Matrix inverse = (normal_ * precision + identity).inverse();
-      const Terms mean = inverse * right_ * precision;
-      const double weight = -logarithm * logarithm / 2 - static_cast<double>(rows_.size()) * std::log(deviation) +
-                            std::log(inverse.determinant()) / 2 - (squares_ - right_.dot(mean)) * precision / 2;
-      parts.push_back({weight, precision, mean, inverse});
-      greatest = std::max(greatest, weight);
+    for (const bool unlike : {false, true}) {
+      Matrix prior = Matrix::Identity(mean_.size(), mean_.size());
+      if (unlike) prior(0, 0) = std::pow(kCorrectionPrior.scale / kCorrectionPrior.unlike, 2);
+      if (unlike && !scale_) break;
+      const double share = unlike ? kCorrectionPrior.unlikely : 1 - kCorrectionPrior.unlikely;
+      for (int i = 0; i < kParts; ++i) {
+        const double logarithm = 6.0 * i / (kParts - 1) - 3;  // of the deviation over the usual one, in spreads
+        const double deviation = usual_ * std::exp(kCorrectionPrior.spread * logarithm);
+        const double precision = 1 / (deviation * deviation);
+        const Matrix inverse = (normal_ * precision + prior).inverse();
+        const Terms mean = inverse * right_ * precision;
+        const double weight =
+            std::log(share) - logarithm * logarithm / 2 - static_cast<double>(rows_.size()) * std::log(deviation) +
+            std::log(inverse.determinant() * prior.determinant()) / 2 - (squares_ - right_.dot(mean)) * precision / 2;
+        parts.push_back({weight, precision, mean, inverse});
+        greatest = std::max(greatest, weight);
+      }
     }
     double total = 0;
     Terms mean = Terms::Zero(mean_.size());
@@ -145,13 +151,14 @@ class ShrunkenFit {
             .fixed_s = fixed_ ? found[1] : 0,
             .shortest_s = shortest_s_,
             .measurements = static_cast<int>(rows_.size()),
-            .weight = all > 0 ? std::clamp(right_.dot(kept) / all, 0.0, 1.0) : 0,
+            .weight = kept.isZero() || all <= 0 ? 0 : std::clamp(right_.dot(kept) / all, 0.0, 1.0),
             .deviation = std::sqrt(1 / precision_),
             .degrees = static_cast<double>(rows_.size()) - static_cast<double>(kept.size()) + kPriorWeight,
             .covariance = {covariance(0, 0), covariance(0, 1), covariance(1, 1)}};
   }
 
   Rows rows_;
+  bool scale_;
   bool fixed_;
   double shortest_s_;
   double usual_;       // deviation

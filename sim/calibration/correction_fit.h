@@ -25,6 +25,8 @@ enum class CorrectionTerms {
 // deviations of log(measured / predicted).
 struct CorrectionPrior {
   double scale = 0.135;      // between settings' common factors
+  double unlike = 0.6;       // the same of settings that no published run is like (assumed)
+  double unlikely = 0.03;    // the fraction of such settings (assumed)
   double fixed = 0.109;      // of the fixed time as a fraction of the shortest prediction
   double deviation = 0.067;  // of settings from their common correction: median, where predictions are 1 s
   double power = 0.17;       // the median is deviation x predicted_s^-power

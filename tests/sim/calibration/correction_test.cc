@@ -92,6 +92,27 @@ TEST(Correction, MeasurementsThatDisagreeKeepNothing) {
 }
 
 // Errors without a common part: 90 % regions include no correction in about nine of ten draws, more with few rows.
+// A machine that no published run is like: measurements that agree keep nearly all of a factor that the prior finds
+// unlikely, and more of them keep more.
+TEST(Correction, MeasurementsThatAgreeKeepALargeFactor) {
+  for (const double factor : {0.3, 0.44, 2.3, 5.0}) {
+    double before = 1;
+    for (const int count : {2, 3, 6}) {
+      std::vector<PredictedAndMeasured> rows;
+      for (int i = 0; i < count; ++i) {
+        const double predicted = 4.0 * (i + 1);
+        rows.push_back({predicted, factor * predicted * (1 + 0.002 * (i % 3 - 1))});
+      }
+      const double off = std::abs(std::log(fit_correction(rows).scale / factor) / std::log(factor));
+      EXPECT_LT(off, count == 2 ? 0.25 : 0.05) << factor << ", " << count;
+      EXPECT_LE(off, before) << factor << ", " << count;
+      before = off + 0.01;
+    }
+    const Correction one = fit_correction(std::vector<PredictedAndMeasured>{{8, 8 * factor}});
+    EXPECT_NEAR(std::log(one.scale) / std::log(factor), 0, 0.1) << "one measurement may be an outlier";
+  }
+}
+
 TEST(Correction, NoiseKeepsNothing) {
   std::mt19937_64 random(5);
   for (const int count : {2, 5}) {
