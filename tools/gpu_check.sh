@@ -102,7 +102,7 @@ counted() { grep -cE "$1" "$2" 2>/dev/null; }
 judge() {
   local text ok skipped fallback="note: attention without cuDNN"
   text=$(printf '%4d s' "$3")
-  if grep -qE '^nothing (timed|compared)' "$4"; then
+  if grep -qsE '^nothing (timed|compared)' "$4"; then
     nothing "$2" "$(grep -m 1 -E '^nothing (timed|compared)' "$4")"
     return 1
   fi

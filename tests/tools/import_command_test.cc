@@ -525,7 +525,7 @@ TEST(Import, LogsWithArgumentsNeedNoScenario) {
                         " iteration 1/3 | elapsed time per iteration (ms): 900.0 |\n"
                         " iteration 2/3 | elapsed time per iteration (ms): 800.0 |\n"
                         " iteration 3/3 | elapsed time per iteration (ms): 700.0 |\n";
-  const CommandResult result = run_sluice({"calibrate", log, "--cluster", "dgx-h100", "--json"});
+  const CommandResult result = run_sluice({"calibrate", log, "--cluster", "dgx-h100", "--fit", "scale", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const CommandResult simulated = run_sluice({"simulate", "--json", log, "--cluster", "dgx-h100"});
   ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
