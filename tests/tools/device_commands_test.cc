@@ -125,10 +125,12 @@ TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
 TEST(DeviceCommands, RecomputationIsMeasuredApart) {
   const TemporaryFolder folder;
   const std::string profile = folder.path("profile.json");
-  const CommandResult measured = emulated("profile" + kTiny + kDevices + kQuick + "--recompute full -o " + profile);
+  const CommandResult measured = emulated(
+      "profile" + kTiny + kDevices + "--time-budget 0 --tokens 12,24 --contexts 12 --recompute full -o " + profile);
   ASSERT_EQ(measured.exit_code, 0) << measured.err;
   std::map<std::string, std::set<std::pair<int, int>>> cells;  // by part: tokens and context
-  for (const json& sample : json::parse(read_file(profile)).at("samples")) {
+  const json document = json::parse(read_file(profile));
+  for (const json& sample : document.at("samples")) {
     cells[sample.at("part")].insert({sample.at("tokens"), sample.value("context", 0)});
   }
   EXPECT_EQ(cells["recompute"], cells["layer"]);
