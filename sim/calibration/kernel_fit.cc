@@ -153,6 +153,19 @@ std::vector<int> groups_of(const std::vector<Key>& keys) {
   return out;
 }
 
+std::vector<double> seconds_of(const std::vector<MeasuredGemm>& gemms) {
+  std::vector<double> out;
+  for (const MeasuredGemm& one : gemms) out.push_back(one.seconds);
+  return out;
+}
+
+// Numbers the shapes; those that are equal are left out of a fit together.
+std::vector<int> shapes_of(const std::vector<MeasuredGemm>& gemms) {
+  std::vector<std::tuple<double, double, double>> keys;
+  for (const MeasuredGemm& one : gemms) keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
+  return groups_of(keys);
+}
+
 Gpu with_gemm(Gpu gpu, std::span<const double> x) {
   gpu.gemm = {.peak_fraction = x[0],
               .operand_edge = x[1],
@@ -169,19 +182,13 @@ LogFit fit_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) {
                                         {.guess = 0.5, .low = 1e-3, .high = 5, .spread = 0.7},
                                         {.guess = 0.8, .low = 0.05, .high = 1, .spread = 0.15},
                                         {.guess = 5e-6, .low = 5e-7, .high = 5e-5, .spread = 0.5}};
-  std::vector<double> measured;
-  std::vector<std::tuple<double, double, double>> keys;
-  for (const MeasuredGemm& one : gemms) {
-    measured.push_back(one.seconds);
-    keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
-  }
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm = with_gemm(gpu, x).gemm;
     const GemmShape& shape = gemms[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
-  return fit_logarithms(kConstants, predict, measured, groups_of(keys));
+  return fit_logarithms(kConstants, predict, seconds_of(gemms), shapes_of(gemms));
 }
 
 void set_constants(NarrowGemmConstants& constants, std::span<const double> x) {
@@ -196,12 +203,6 @@ LogFit fit_narrow_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) 
       {.guess = 0.3, .low = 1e-3, .high = 5, .spread = 0.7},     {.guess = 0.6, .low = 0.05, .high = 1, .spread = 0.3},
       {.guess = 5e-6, .low = 5e-7, .high = 5e-5, .spread = 0.5}, {.guess = 0.5, .low = 0.05, .high = 1, .spread = 0.3},
       {.guess = 0.8, .low = 0.05, .high = 1, .spread = 0.3}};
-  std::vector<double> measured;
-  std::vector<std::tuple<double, double, double>> keys;
-  for (const MeasuredGemm& one : gemms) {
-    measured.push_back(one.seconds);
-    keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
-  }
   Gpu tried = gpu;
   tried.gemm.sustained_fraction = 1;
   NarrowGemmConstants& found = gemms[0].shape.bits == 8 ? tried.gemm_8bit : tried.gemm_4bit;
@@ -211,24 +212,18 @@ LogFit fit_narrow_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) 
     const double cast_s = one.cast_bytes / (gpu.memory_bandwidth_bytes_per_s * x[one.block_scales ? 6 : 5]);
     return gemm_time(tried, one.shape, one.shape.bytes()).seconds() + cast_s + gpu.kernel_s;
   };
-  return fit_logarithms(kConstants, predict, measured, groups_of(keys));
+  return fit_logarithms(kConstants, predict, seconds_of(gemms), shapes_of(gemms));
 }
 
 LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredGemm>& grouped) {
   constexpr FitConstant kConstants[] = {{.guess = 3e-6, .low = 1e-8, .high = 1e-4, .spread = 1}};
-  std::vector<double> measured;
-  std::vector<std::tuple<double, double, double>> keys;
-  for (const MeasuredGemm& one : grouped) {
-    measured.push_back(one.seconds);
-    keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
-  }
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm.group_s = x[0];
     const GemmShape& shape = grouped[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
-  return fit_logarithms(kConstants, predict, measured, groups_of(keys));
+  return fit_logarithms(kConstants, predict, seconds_of(grouped), shapes_of(grouped));
 }
 
 AttentionConstants& attention_constants_of(Gpu& gpu, bool backward, bool narrow) {
