@@ -5,7 +5,7 @@
 
 Grouped GEMMs of experts (forward, input gradient, weight gradient; all groups with the same number of rows), attention by
 cuDNN, RMSNorm, and what a step adds whatever its batch: the fused AdamW and the global norm by number of tensors, and the
-host's time per launch. Columns: kernel, pass, the sizes that the kernel has, us (median of 12 after a flush of the L2 cache),
+host's time per launch. Columns: gpu, kernel, pass, the sizes that the kernel has, us (median of 12 after a flush of the L2 cache),
 half_interquartile_us. A size that the library does not support is left out, with a line on stderr. Needs PyTorch 2.9.
 """
 
@@ -18,7 +18,7 @@ import time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-COLUMNS = ["kernel", "pass", "groups", "rows", "n", "k", "sequences", "tokens", "heads", "head_dim", "value_head_dim",
+COLUMNS = ["gpu", "kernel", "pass", "groups", "rows", "n", "k", "sequences", "tokens", "heads", "head_dim", "value_head_dim",
            "tensors", "elements", "us", "half_interquartile_us"]
 # Width of the model, and of an expert, gated: qwen3-30b-a3b, qwen3-235b-a22b, deepseek-v3, gpt-oss, mixtral-8x7b, llama4.
 EXPERTS = [(2048, 768), (4096, 1536), (7168, 2048), (2880, 2880), (4096, 14336), (5120, 8192)]
@@ -52,7 +52,7 @@ class Timer:
             print(f"left out {row}: {str(error).splitlines()[0]}", file=sys.stderr)
             return
         quartiles = statistics.quantiles(times, n=4)
-        self.out.writerow({**row, "us": f"{statistics.median(times):.2f}",
+        self.out.writerow({"gpu": torch.cuda.get_device_name(), **row, "us": f"{statistics.median(times):.2f}",
                            "half_interquartile_us": f"{(quartiles[2] - quartiles[0]) / 2:.2f}"})
 
 
@@ -132,7 +132,8 @@ def steps(timer):
         small.add_(1)
     host_us = 1e3 * (time.perf_counter() - begin)
     torch.cuda.synchronize()
-    timer.out.writerow({"kernel": "host_launch", "pass": "forward", "us": f"{host_us:.2f}"})
+    timer.out.writerow({"gpu": torch.cuda.get_device_name(), "kernel": "host_launch", "pass": "forward",
+                        "us": f"{host_us:.2f}"})
 
 
 def main():

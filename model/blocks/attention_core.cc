@@ -65,6 +65,7 @@ KernelCall fused(const AttentionCore& core, OpKind kind, const BlockCall& block,
                       .value_head_dim = core.value_head_dim};
   }
   call.narrow_attention = block.training.narrow_attention;
+  call.windowed = core.window > 0 && core.reach(tokens, context) < tokens + context;
   if (value < key) call.tile_size = padded_tile(key, !forward);
   return call;
 }

@@ -86,6 +86,7 @@ struct KernelCall {
   // Fused attention, or a memory kernel that a measurement of this attention backward includes.
   AttentionShape attention = {};
   bool narrow_attention = false;  // fused attention with operands of 8 bits
+  bool windowed = false;          // fused attention whose queries attend to fewer keys than precede them
   // The attention kernel that a context_ring overlaps with; row_flops and head_size are that kernel's.
   KernelClass overlapped_with = KernelClass::attention_forward;
   double overlapped_flops = 0;

@@ -111,6 +111,7 @@ NarrowGemmConstants narrow_gemm_constants(JsonReader& gpu, const std::string& ke
   JsonReader reader = gpu.at(key);
   out.peak_flops_per_s = reader.number("peak_flops_per_s", 1e9, 1e18);
   out.peak_fraction = reader.number_or("peak_fraction", 1e-3, 1, 1);
+  out.sustained_fraction = reader.number_or("sustained_fraction", 1e-2, 1, 1);
   out.block_scales = reader.boolean_or("block_scales", false);
   out.tiles = tile_constants(reader);
   reader.string_or("source", "");
@@ -118,7 +119,24 @@ NarrowGemmConstants narrow_gemm_constants(JsonReader& gpu, const std::string& ke
   return out;
 }
 
-AttentionConstants attention_constants(JsonReader reader) {
+std::vector<HeadConstants> head_constants(JsonReader reader) {
+  std::vector<HeadConstants> out;
+  for (JsonReader kernel : reader.at("kernels").elements()) {
+    HeadConstants& one = out.emplace_back();
+    one.head_size = kernel.number("head_size", 1, 1e4);
+    one.peak_fraction = kernel.number("peak_fraction", 1e-3, 1);
+    one.tail_rows = kernel.number_or("tail_rows", 0, 1e6, 0);
+    one.overhead_keys = kernel.number_or("overhead_keys", 0, 1e6, 0);
+    one.window_keys = kernel.number_or("window_keys", 0, 1e6, 0);
+    kernel.finish();
+  }
+  reader.string_or("source", "");
+  reader.finish();
+  return out;
+}
+
+AttentionConstants attention_constants(JsonReader& gpu, const std::string& key) {
+  JsonReader reader = gpu.at(key);
   AttentionConstants out;
   out.peak_fraction = reader.number("peak_fraction", 1e-3, 1);
   out.tail_rows = reader.number_or("tail_rows", 0, 1e6, 0);
@@ -127,6 +145,9 @@ AttentionConstants attention_constants(JsonReader reader) {
   out.padded_values = reader.boolean_or("padded_values", true);
   reader.string_or("source", "");
   reader.finish();
+  const std::string heads = key + "_heads";
+  gpu.allow(heads);
+  if (gpu.has(heads)) out.heads = head_constants(gpu.at(heads));
   return out;
 }
 
@@ -142,13 +163,14 @@ Gpu gpu_from_json(JsonReader reader) {
   gpu.gemm = gemm_constants(reader.at("gemm"));
   gpu.gemm_8bit = narrow_gemm_constants(reader, "gemm_8bit");
   gpu.gemm_4bit = narrow_gemm_constants(reader, "gemm_4bit");
-  gpu.attention_forward = attention_constants(reader.at("attention_forward"));
-  gpu.attention_backward = attention_constants(reader.at("attention_backward"));
+  gpu.attention_forward = attention_constants(reader, "attention_forward");
+  gpu.attention_backward = attention_constants(reader, "attention_backward");
   for (const auto& [key, constants] : {std::pair("attention_8bit_forward", &gpu.attention_8bit_forward),
                                        std::pair("attention_8bit_backward", &gpu.attention_8bit_backward)}) {
+    reader.allow(std::string(key) + "_heads");
     if (!reader.has(key)) continue;
     if (gpu.gemm_8bit.peak_flops_per_s == 0) reader.at(key).fail("requires gemm_8bit");
-    *constants = attention_constants(reader.at(key));
+    *constants = attention_constants(reader, key);
   }
   gpu.memory_efficiency = constant(reader, "memory_efficiency", 1e-2, 1);
   gpu.cast_efficiency = constant_or(reader, "cast_efficiency", 1e-2, 1, gpu.memory_efficiency);

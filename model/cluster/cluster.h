@@ -35,8 +35,18 @@ struct TileConstants {
 struct NarrowGemmConstants {
   double peak_flops_per_s = 0;  // dense; 0: the GPU has no such units
   double peak_fraction = 1;
+  double sustained_fraction = 1;       // as GemmConstants has it
   bool block_scales = false;           // multiplies operands with one scale per block of elements
   std::optional<TileConstants> tiles;  // nothing: as with 16 bits
+};
+
+// The fused attention kernel for heads of one size: see AttentionConstants.
+struct HeadConstants {
+  double head_size = 0;      // mean over the GEMMs: 160 forward of keys of 192 and values of 128
+  double peak_fraction = 1;  // of executed FLOPs, exponentials included
+  double tail_rows = 0;
+  double overhead_keys = 0;
+  double window_keys = 0;  // as overhead_keys, additionally with a window, whose mask has two edges
 };
 
 // Fused attention: see attention_time (model/cost/gemm.h).
@@ -47,6 +57,7 @@ struct AttentionConstants {
   double overhead_keys = 0;   // keys that take as long as what a query row needs besides its keys: start and end of its
                               // tile, and the masked part of it
   bool padded_values = true;  // tiles of heads whose values are smaller than their keys are padded
+  std::vector<HeadConstants> heads;  // of sizes that have a kernel of their own
 };
 
 // A GPU type.
@@ -75,6 +86,11 @@ struct Gpu {
   std::int64_t reserved_bytes = 0;           // context and communication buffers, not for tensors
   double fragmentation = 0;  // memory that the allocator reserves beyond the allocated bytes, as a fraction of these
   double memory_margin = 0;  // by which the needed memory may be predicted too low, as a fraction of the device's
+  // Of attention with operands of 8 bits where `narrow`, which the GPU must then have.
+  const AttentionConstants& attention(bool backward, bool narrow) const {
+    if (narrow) return (backward ? attention_8bit_backward : attention_8bit_forward).value();
+    return backward ? attention_backward : attention_forward;
+  }
   // The peak of GEMMs whose operands have 16, 8 or 4 bits; 0 without such units.
   double peak_of(int bits) const {
     return bits == 16 ? peak_flops_per_s : bits == 8 ? gemm_8bit.peak_flops_per_s : gemm_4bit.peak_flops_per_s;
@@ -82,8 +98,8 @@ struct Gpu {
   // The part of it that a tile without edges reaches.
   double gemm_flops_per_s(int bits) const {
     return peak_of(bits) * (bits == 16  ? gemm.peak_fraction * gemm.sustained_fraction
-                            : bits == 8 ? gemm_8bit.peak_fraction
-                                        : gemm_4bit.peak_fraction);
+                            : bits == 8 ? gemm_8bit.peak_fraction * gemm_8bit.sustained_fraction
+                                        : gemm_4bit.peak_fraction * gemm_4bit.sustained_fraction);
   }
   TileConstants tile_constants(int bits) const {
     const std::optional<TileConstants>& own = bits == 8 ? gemm_8bit.tiles : gemm_4bit.tiles;

@@ -25,7 +25,8 @@ AttentionWork attention_work(const KernelCall& call) {
           .head_size = call.head_size,
           .tile_size = call.tile_size,
           .backward = call.kind == KernelClass::attention_backward,
-          .narrow = call.narrow_attention};
+          .narrow = call.narrow_attention,
+          .windowed = call.windowed};
 }
 
 // Marks the kernels that are launched as CUDA graphs, and groups of experts that the framework launches as one kernel.

@@ -29,9 +29,17 @@ double round_up(double x) {
   return whole + (x > whole ? 1 : 0);
 }
 
-const AttentionConstants& rates_of(const Gpu& gpu, const AttentionWork& shape) {
-  if (!shape.narrow) return shape.backward ? gpu.attention_backward : gpu.attention_forward;
-  return (shape.backward ? gpu.attention_8bit_backward : gpu.attention_8bit_forward).value();
+// The constants of the kernel that runs heads of this size, with the size that it takes the time of.
+HeadConstants kernel_of(const AttentionConstants& a, const AttentionWork& shape) {
+  for (const HeadConstants& one : a.heads) {
+    if (std::abs(one.head_size - shape.head_size) < 1e-6) return one;
+  }
+  double padded = kHeadStep * round_up(shape.head_size / kHeadStep);
+  if (shape.tile_size > 0) padded = a.padded_values ? shape.tile_size : shape.head_size;
+  return {.head_size = padded + a.softmax_size,
+          .peak_fraction = a.peak_fraction,
+          .tail_rows = a.tail_rows,
+          .overhead_keys = a.overhead_keys};
 }
 
 }  // namespace
@@ -71,12 +79,12 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
 }
 
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes) {
-  const AttentionConstants& a = rates_of(gpu, shape);
-  const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops + a.overhead_keys * shape.key_flops;
-  double padded = kHeadStep * round_up(shape.head_size / kHeadStep);
-  if (shape.tile_size > 0) padded = a.padded_values ? shape.tile_size : shape.head_size;
-  const double executed = flops * (padded + a.softmax_size) / shape.head_size;
-  return {.compute_s = executed / (gpu.peak_of(shape.narrow ? 8 : 16) * a.peak_fraction),
+  const AttentionConstants& a = gpu.attention(shape.backward, shape.narrow);
+  const HeadConstants head = kernel_of(a, shape);
+  const double flops = shape.flops + head.tail_rows * gpu.num_sms * shape.row_flops +
+                       (head.overhead_keys + (shape.windowed ? head.window_keys : 0)) * shape.key_flops;
+  const double executed = flops * head.head_size / shape.head_size;
+  return {.compute_s = executed / (gpu.peak_of(shape.narrow ? 8 : 16) * head.peak_fraction),
           .memory_s = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
           .launch_s = gpu.kernel_s};
 }

@@ -32,8 +32,9 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes);
 // Fused attention that executes `flops`, on tiles of query rows. In causal attention the last tiles are the longest:
 // the kernel takes the time of tail_rows more rows on every multiprocessor, where one row of one head takes `row_flops`
 // (over all keys that it attends to). Every row takes the time of overhead_keys more keys, where one key takes
-// `key_flops` (over all rows of all heads). Heads are padded to multiples of 32 elements, and exponentials take as long
-// as softmax_size more elements. The GPU must have attention with operands of 8 bits where they are narrow.
+// `key_flops` (over all rows of all heads), and with a window that of window_keys more. Heads are padded to multiples
+// of 32 elements, and exponentials take as long as softmax_size more elements, except where the GPU has constants of
+// the kernel for this head size. The GPU must have attention with operands of 8 bits where they are narrow.
 struct AttentionWork {
   double flops = 0;
   double row_flops = 0;
@@ -41,7 +42,8 @@ struct AttentionWork {
   double head_size = 128;  // mean over the GEMMs
   double tile_size = 0;    // head size of tiles padded to the size of the keys; 0: head_size, rounded up
   bool backward = false;
-  bool narrow = false;  // operands of 8 bits
+  bool narrow = false;    // operands of 8 bits
+  bool windowed = false;  // queries attend to fewer keys than precede them
 };
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes);
 

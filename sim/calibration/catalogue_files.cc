@@ -34,6 +34,12 @@ class MemberLines {
     text_.replace(at, end - at, begin + value + (last ? "" : ","));
   }
 
+  // Removes the line of a member, which is not the last one, if there is one.
+  void remove(std::string_view key) {
+    const std::size_t at = text_.find(fmt::format("\n  \"{}\": ", key));
+    if (at != std::string::npos) text_.erase(at, text_.find('\n', at + 1) - at);
+  }
+
   const std::string& text() const { return text_; }
 
  private:
@@ -51,6 +57,22 @@ std::string source_of(const LogFit& fit, const std::string& what, const std::str
 
 std::string value_of(double value, const std::string& source) {
   return fmt::format("{{\"value\": {:.3g}, \"source\": {}}}", value, json_text(source));
+}
+
+std::string heads_text(const std::vector<HeadConstants>& heads, const std::map<double, LogFit>& found,
+                       const std::string& origin, const std::string& command) {
+  std::string kernels;
+  std::string source;
+  for (const HeadConstants& one : heads) {
+    fmt::format_to(std::back_inserter(kernels),
+                   "{}{{\"head_size\": {}, \"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, "
+                   "\"overhead_keys\": {:.3g}, \"window_keys\": {:.3g}}}",
+                   kernels.empty() ? "" : ", ", one.head_size, one.peak_fraction, one.tail_rows, one.overhead_keys,
+                   one.window_keys);
+    source += (source.empty() ? "" : "; ") +
+              source_of(found.at(one.head_size), fmt::format("shapes of {}", one.head_size), origin, command);
+  }
+  return fmt::format("{{\"kernels\": [{}], \"source\": {}}}", kernels, json_text(source));
 }
 
 }  // namespace
@@ -76,21 +98,23 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
   }
   const auto narrow = [&](std::string_view key, const NarrowGemmConstants& g, const LogFit& found) {
     if (found.in_sample.rows == 0) return;
-    lines.set(key, fmt::format("{{\"peak_flops_per_s\": {:.5g}, \"peak_fraction\": {:.3g}, \"operand_edge\": {:.3g}, "
+    lines.set(key, fmt::format("{{\"peak_flops_per_s\": {:.5g}, \"peak_fraction\": {:.3g}, "
+                               "\"sustained_fraction\": {:.3g}, \"operand_edge\": {:.3g}, "
                                "\"exposed_write\": {:.3g}, \"memory_efficiency\": {:.3g}, \"launch_s\": {:.3g}, "
                                "\"block_scales\": {}, \"source\": {}}}",
-                               g.peak_flops_per_s, g.peak_fraction, g.tiles->operand_edge, g.tiles->exposed_write,
-                               g.tiles->memory_efficiency, g.tiles->launch_s, g.block_scales,
+                               g.peak_flops_per_s, g.peak_fraction, g.sustained_fraction, g.tiles->operand_edge,
+                               g.tiles->exposed_write, g.tiles->memory_efficiency, g.tiles->launch_s, g.block_scales,
                                json_text(source_of(found, "GEMMs", fit.origin, command))));
   };
   narrow("gemm_8bit", fit.gpu.gemm_8bit, fit.narrow[0]);
   narrow("gemm_4bit", fit.gpu.gemm_4bit, fit.narrow[1]);
   const auto attention = [&](std::string_view key, const AttentionConstants& a, const LogFit& found) {
     if (found.in_sample.rows == 0) return;
-    lines.set(key, fmt::format("{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"overhead_keys\": {:.3g}, "
-                               "\"softmax_size\": {:.3g}, \"padded_values\": {}, \"source\": {}}}",
-                               a.peak_fraction, a.tail_rows, a.overhead_keys, a.softmax_size, a.padded_values,
-                               json_text(source_of(found, "shapes", fit.origin, command) + "; softmax_size given")));
+    lines.set(key, fmt::format(
+                       "{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"overhead_keys\": {:.3g}, "
+                       "\"softmax_size\": {:.3g}, \"padded_values\": {}, \"source\": {}}}",
+                       a.peak_fraction, a.tail_rows, a.overhead_keys, a.softmax_size, a.padded_values,
+                       json_text(source_of(found, "shapes", fit.attention_origin, command) + "; softmax_size given")));
   };
   attention("attention_forward", fit.gpu.attention_forward, fit.attention[0][0]);
   attention("attention_backward", fit.gpu.attention_backward, fit.attention[0][1]);
@@ -99,6 +123,16 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
   }
   if (fit.gpu.attention_8bit_backward) {
     attention("attention_8bit_backward", *fit.gpu.attention_8bit_backward, fit.attention[1][1]);
+  }
+  for (const bool eight : {false, true}) {
+    for (const bool backward : {false, true}) {
+      const std::map<double, LogFit>& found = fit.heads[eight ? 1 : 0][backward ? 1 : 0];
+      const std::string key =
+          fmt::format("attention_{}{}_heads", eight ? "8bit_" : "", backward ? "backward" : "forward");
+      if (fit.attention[eight ? 1 : 0][backward ? 1 : 0].in_sample.rows > 0) lines.remove(key);
+      if (found.empty()) continue;
+      lines.set(key, heads_text(fit.gpu.attention(backward, eight).heads, found, fit.attention_origin, command));
+    }
   }
   return lines.text();
 }

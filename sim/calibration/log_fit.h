@@ -36,6 +36,7 @@ struct LogFit {
   std::vector<double> predicted_held_out;  // by row, fitted to the other folds
   FitErrors in_sample;
   FitErrors held_out;
+  FitErrors known;  // of the constants before the fit, where its caller has any
 };
 
 struct LogFitOptions {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -18,9 +19,9 @@ inline bool has_all(const CsvTable& table, std::initializer_list<std::string_vie
   return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
 }
 
-// The column `source` of a row, or the table's file.
+// The column `source` of a row, or the name of the table's file.
 inline std::string origin_of(const CsvTable& table, int row) {
-  return table.has("source") ? table.text(row, "source") : table.source();
+  return table.has("source") ? table.text(row, "source") : std::filesystem::path(table.source()).filename().string();
 }
 
 }  // namespace sluice::sim

@@ -53,7 +53,8 @@ class FitReport {
  public:
   explicit FitReport(bool json) : json_(json) {}
 
-  void add(const std::string& name, const char* what, const LogFit& fit, const std::vector<std::string>& constants) {
+  void add(const std::string& name, const std::string& what, const LogFit& fit,
+           const std::vector<std::string>& constants) {
     if (fit.in_sample.rows == 0) return;
     OrderedJson values = OrderedJson::object();
     std::string shown;
@@ -66,7 +67,10 @@ class FitReport {
                      {"constants", values},
                      {"in_sample", errors_json(fit.in_sample)},
                      {"held_out", errors_json(fit.held_out)}});
-    fmt::format_to(std::back_inserter(text_), "{:<16} {:<20} {}  {}\n", name, what,
+    const bool known = fit.known.rows > 0;
+    if (known) rows_.back()["catalogue"] = errors_json(fit.known);
+    fmt::format_to(std::back_inserter(text_), "{:<16} {:<26} {:>9}  {}  {}\n", name, what,
+                   known ? fmt::format("{:.2f} %", 100 * fit.known.mean) : "-",
                    errors_text(fit.in_sample, fit.held_out), shown);
   }
 
@@ -76,7 +80,7 @@ class FitReport {
     if (json_) {
       return json_text({{"schema", "sluice.calibrated/1"}, {"fits", rows_}});
     } else {
-      return fmt::format("{:<16} {:<20} {}\n{}", "", "", kErrorsHeader, text_);
+      return fmt::format("{:<16} {:<26} {:>9}  {}\n{}", "", "", "catalogue", kErrorsHeader, text_);
     }
   }
 
@@ -231,29 +235,10 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   std::vector<std::string> unknown;
   std::vector<CsvTable> tables;
   for (const std::string& path : request.tables) tables.push_back(read_kernel_table(path));  // before one is written
+  std::map<std::string, MeasuredKernels> gpus;
   for (const CsvTable& table : tables) {
     if (has_measured_kernels(table)) {
-      const std::vector<std::string> known = catalogue_gpus();
-      for (const auto& [name, measured] : read_measured_kernels(table)) {
-        if (std::find(known.begin(), known.end(), name) == known.end()) {
-          unknown.push_back(name);
-          continue;
-        }
-        const GpuFit fit = fit_gpu(catalogue_gpu(name), measured);
-        report.add(name, "GEMMs", fit.gemm,
-                   {"peak_fraction", "operand_edge", "exposed_write", "memory_efficiency", "launch_s"});
-        const std::vector<std::string> narrow = {"peak_fraction",     "operand_edge", "exposed_write",
-                                                 "memory_efficiency", "launch_s",     "cast by tensors",
-                                                 "cast by blocks"};
-        report.add(name, "GEMMs, 8 bits", fit.narrow[0], narrow);
-        report.add(name, "GEMMs, 4 bits", fit.narrow[1], narrow);
-        const std::vector<std::string> constants = {"peak_fraction", "tail_rows", "overhead_keys"};
-        report.add(name, "attention forward", fit.attention[0][0], constants);
-        report.add(name, "attention backward", fit.attention[0][1], constants);
-        report.add(name, "attention forward, 8 bits", fit.attention[1][0], constants);
-        report.add(name, "attention backward, 8 bits", fit.attention[1][1], constants);
-        if (!request.output.empty()) write_into(request.output, name, gpu_file_with(name, fit, kCommand));
-      }
+      for (const auto& [name, measured] : read_measured_kernels(table)) add(gpus[name], measured);
     } else if (has_measured_links(table)) {
       for (auto& [name, measured] : read_measured_links(table)) {
         MeasuredLink& all = links[name];
@@ -267,6 +252,36 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
     } else {
       throw InputError(table.source() + ": header: expected a table of kernels or collectives, like the first table");
     }
+  }
+  for (const auto& [name, measured] : gpus) {
+    const std::vector<std::string> known = catalogue_gpus();
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      unknown.push_back(name);
+      continue;
+    }
+    const GpuFit fit = fit_gpu(catalogue_gpu(name), measured);
+    report.add(name, "GEMMs", fit.gemm,
+               {"peak_fraction", "operand_edge", "exposed_write", "memory_efficiency", "launch_s"});
+    const std::vector<std::string> narrow = {"peak_fraction", "operand_edge",    "exposed_write", "memory_efficiency",
+                                             "launch_s",      "cast by tensors", "cast by blocks"};
+    report.add(name, "GEMMs, 8 bits", fit.narrow[0], narrow);
+    report.add(name, "GEMMs, 4 bits", fit.narrow[1], narrow);
+    const std::vector<std::string> constants = {"peak_fraction", "tail_rows", "overhead_keys"};
+    report.add(name, "attention forward", fit.attention[0][0], constants);
+    report.add(name, "attention backward", fit.attention[0][1], constants);
+    report.add(name, "attention forward, 8 bits", fit.attention[1][0], constants);
+    report.add(name, "attention backward, 8 bits", fit.attention[1][1], constants);
+    for (const std::size_t bits : {0, 1}) {
+      for (const std::size_t pass : {0, 1}) {
+        for (const auto& [size, found] : fit.heads[bits][pass]) {
+          report.add(
+              name,
+              fmt::format("{}, heads of {}{}", pass == 0 ? "forward" : "backward", size, bits == 0 ? "" : ", 8 bits"),
+              found, {"peak_fraction", "tail_rows", "overhead_keys", "launch", "window_keys"});
+        }
+      }
+    }
+    if (!request.output.empty()) write_into(request.output, name, gpu_file_with(name, fit, kCommand));
   }
   for (const auto& [name, measured] : links) {
     const LinkFit fit = fit_link(catalogue_link(name), measured);

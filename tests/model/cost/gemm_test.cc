@@ -157,6 +157,18 @@ TEST(Attention, PadsSmallerValuesOnlyInKernelsThatNeedIt) {
   EXPECT_EQ(padded_tile(192, true), 256);
 }
 
+TEST(Attention, HasConstantsOfItsOwnForSomeHeadSizes) {
+  Gpu gpu = plain();
+  gpu.attention_forward = {.peak_fraction = 0.5, .softmax_size = 64, .overhead_keys = 100};
+  gpu.attention_forward.heads = {{.head_size = 64, .peak_fraction = 0.25, .overhead_keys = 200, .window_keys = 300}};
+  AttentionWork work{.flops = 1e12, .key_flops = 1e9, .head_size = 64};
+  EXPECT_NEAR(attention_time(gpu, work, 0).seconds(), 1.2e12 / 25e12, 1e-12);
+  work.windowed = true;
+  EXPECT_NEAR(attention_time(gpu, work, 0).seconds(), 1.5e12 / 25e12, 1e-12);
+  work.head_size = 128;
+  EXPECT_NEAR(attention_time(gpu, work, 0).seconds(), 1.5 * 1.1e12 / 50e12, 1e-12);
+}
+
 TEST(Attention, HasConstantsOfItsOwnFor8Bits) {
   Gpu gpu = plain();
   gpu.gemm_8bit.peak_flops_per_s = 200e12;

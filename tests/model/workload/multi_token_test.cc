@@ -143,7 +143,7 @@ TEST(MultiTokenPrediction, TakesTheTimeOfItsLayerProjectionAndPasses) {
       const double layer = cost.compute_s(kind, 0, shape, 0);
       const double both = cost.compute_s(kind, 1, shape, 0);
       EXPECT_GT(both, 2 * layer);
-      EXPECT_LT(both, 2.5 * layer);  // the projection of 2h x h is 1/13 of the layer's GEMMs
+      EXPECT_LT(both, 2.6 * layer);  // the projection of 2h x h is 1/13 of the layer's GEMMs
       EXPECT_NEAR(cost.compute_s(kind, 2, shape, 0), 2 * plain.compute_s(kind, 1, shape, 0), 1e-9);
     }
     EXPECT_NEAR(cost.compute_s(OpKind::B, 1, shape, 0),
