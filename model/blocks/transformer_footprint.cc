@@ -108,6 +108,11 @@ void add_layer_workspace(Out& out, const LayerTensors& tensors, RecomputeModules
   }
 }
 
+// Parameters whose gradients Megatron-LM reduces, and which it gathers, at a time (distributed_data_parallel.py).
+std::int64_t bucket_parameters(std::int64_t data_ranks) {
+  return std::max<std::int64_t>(40'000'000, 1'000'000 * data_ranks);
+}
+
 }  // namespace
 
 std::int64_t offloaded_bytes(const Model& model, const Training& training, const StageContents& contents) {
@@ -146,6 +151,7 @@ StageBytes TransformerFootprint::stage(int stage) const {
   bytes.scratch = training_.transformer_engine ? 2 * stage_matrices_of_each_shape(model_, training_, held) : 0;
   bytes.scratch += workspace_ + (held.head ? deferred_bytes() : 0);
   bytes.reduced = training_.gradient_bytes * trained;
+  bytes.buckets = static_cast<int>(std::max<std::int64_t>(1, trained / bucket_parameters(training_.data_ranks())));
   bytes.gathered = training_.distributed_optimizer ? gathered_parameter_bytes(model_, training_, held) : 0;
   if (training_.reduces_per_op()) bytes.gradients = sharded(held, training_.gradient_bytes);
   // FSDP allocates whole gradients in the first backward and frees them when they have been reduced to a shard.

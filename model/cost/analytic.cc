@@ -469,6 +469,7 @@ LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
 
 double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
   const auto size = static_cast<double>(bytes);
+  if (bytes == 0 && (kind == CollectiveKind::gradient_reduce || kind == CollectiveKind::parameter_gather)) return 0;
   switch (kind) {
     case CollectiveKind::gradient_reduce: return reduce_s(contents(stage), size);
     case CollectiveKind::parameter_gather: return gather_s(contents(stage), size);

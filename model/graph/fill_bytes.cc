@@ -61,11 +61,16 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
   }
 }
 
-std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint) {
+std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint,
+                              Buckets buckets) {
+  const auto part = [&](std::int64_t bytes) {
+    const std::int64_t one = bytes / std::max(1, data.stage_bytes[stage].buckets);
+    return buckets == Buckets::all ? bytes : buckets == Buckets::one ? one : bytes - one;
+  };
   switch (kind) {
     case CollectiveKind::gradient_reduce:
-    case CollectiveKind::replica_reduce: return data.stage_bytes[stage].reduced;
-    case CollectiveKind::parameter_gather: return data.stage_bytes[stage].gathered;
+    case CollectiveKind::replica_reduce: return part(data.stage_bytes[stage].reduced);
+    case CollectiveKind::parameter_gather: return part(data.stage_bytes[stage].gathered);
     case CollectiveKind::tied_embedding: return footprint == nullptr ? 0 : footprint->tied_embedding_bytes();
     case CollectiveKind::global_norm: return 4;
   }
@@ -74,7 +79,8 @@ std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, in
 
 void OpGraph::refill(const Footprint* footprint) {
   fill_bytes(*schedule_, footprint, *data_);
-  for (CollectiveRow& row : data_->collectives) row.bytes = collective_bytes(*data_, row.kind, row.stage, footprint);
+  for (CollectiveRow& row : data_->collectives)
+    row.bytes = collective_bytes(*data_, row.kind, row.stage, footprint, row.buckets);
   has_bytes_ = data_->has_bytes;
 }
 

@@ -10,6 +10,7 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
 
 // Returns the bytes that a collective of `stage` moves, once the stages' bytes are filled in; 0 for a tied embedding
 // without a footprint.
-std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint);
+std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint,
+                              Buckets buckets = Buckets::all);
 
 }  // namespace sluice::model

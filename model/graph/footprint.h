@@ -20,6 +20,7 @@ struct StageBytes {
   std::int64_t reduced = 0;    // gradient bytes that data-parallel reduction moves for this stage
   std::int64_t scratch = 0;    // used by its layers one after another; a rank has that of its largest stage
   std::int64_t gathered = 0;   // parameter bytes that are gathered (distributed optimizer, ZeRO 3)
+  int buckets = 1;             // parts in which both are communicated, each when its gradients or layers are reached
 };
 
 // Bytes of one slice of one microbatch on one stage, on one device, by lifetime under split backward: from F until the

@@ -54,7 +54,13 @@ class Lowering {
     if (options_.overlap_param_gather && gathers_parameters()) {
       for (StageState& stage : states_) {
         if (has_action(stage, CommunicationKind::unshard)) continue;
-        stage.gathered = collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {});
+        if (!options_.buckets) {
+          stage.gathered = collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {});
+          continue;
+        }
+        stage.gathered = collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {}, Buckets::one);
+        stage.rest_gathered =
+            collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {}, Buckets::rest);
       }
     }
     for (int rank = schedule_.num_ranks() - 1; rank >= 0; --rank) runnable_.push_back(rank);
@@ -84,7 +90,8 @@ class Lowering {
     int rank = 0;
     int stage = 0;
 
-    VertexId gathered = kNone;                 // the gather of parameters that its first forward needs
+    VertexId gathered = kNone;                 // the gather of parameters that its next op needs
+    VertexId rest_gathered = kNone;            // that of the other buckets, which the op after it needs
     int steps_done = 0;                        // optimizer steps emitted
     std::vector<std::int64_t> gradients_left;  // by step
     std::vector<VertexId> ready;               // by step: the vertex after which the step may run
@@ -275,9 +282,10 @@ class Lowering {
   // With overlapped gathers: the first op of a stage after the gather needs its parameters.
   void wait_for_parameters(const Op& op) {
     if (op.kind == OpKind::W || !options_.overlap_param_gather) return;
-    VertexId& gathered = state(op.stage, op.microbatch).gathered;
-    if (gathered != kNone) needs_[num_needs_++] = gathered;
-    gathered = kNone;
+    StageState& stage = state(op.stage, op.microbatch);
+    if (stage.gathered != kNone) needs_[num_needs_++] = stage.gathered;
+    stage.gathered = stage.rest_gathered;
+    stage.rest_gathered = kNone;
   }
 
   // With blocking transfers: adds the last transfer on each of the rank's links since its last op.
@@ -458,7 +466,19 @@ class Lowering {
     if (has_action(stage, CommunicationKind::reduce_gradients)) return;
     const VertexId gradients = stage.ready[step];
     const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[stage.rank] : gradients;
-    stage.ready[step] = reduce_after(stage, step, after);
+    if (options_.buckets && flush() && options_.overlap_grad_reduce) {
+      stage.ready[step] = reduce_in_buckets(stage, step, after);
+    } else {
+      stage.ready[step] = reduce_after(stage, step, after);
+    }
+  }
+
+  // Reduces all buckets but the last beside the op that completes them, `last`, and the last after it.
+  VertexId reduce_in_buckets(const StageState& stage, int step, VertexId last) {
+    const auto needs = [&](VertexId v) { return data_->targets.begin() + data_->offsets[v]; };
+    const std::vector<VertexId> before(needs(last), needs(last + 1));
+    collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, before, Buckets::rest);
+    return collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, {last}, Buckets::one);
   }
 
   VertexId reduce_after(const StageState& stage, int step, VertexId after) {
@@ -475,15 +495,16 @@ class Lowering {
   }
 
   VertexId collective(CollectiveKind kind, int stage, int step, const std::vector<int>& ranks,
-                      const std::vector<VertexId>& after) {
-    const std::int64_t bytes = collective_bytes(*data_, kind, stage, options_.footprint);
+                      const std::vector<VertexId>& after, Buckets buckets = Buckets::all) {
+    const std::int64_t bytes = collective_bytes(*data_, kind, stage, options_.footprint, buckets);
     const auto id = static_cast<VertexId>(data_->vertices.size());
     data_->vertices.push_back({.microbatch = step,
                                .stage = static_cast<std::int16_t>(stage),
                                .kind = VertexKind::collective,
                                .lane = static_cast<LaneId>(schedule_.num_ranks() + ranks.front()),
                                .extra = static_cast<std::uint32_t>(data_->collectives.size())});
-    data_->collectives.push_back({kind, stage, bytes, static_cast<std::uint32_t>(data_->collective_ranks.size()),
+    data_->collectives.push_back({kind, stage, bytes, buckets,
+                                  static_cast<std::uint32_t>(data_->collective_ranks.size()),
                                   static_cast<std::uint32_t>(ranks.size())});
     data_->collective_ranks.insert(data_->collective_ranks.end(), ranks.begin(), ranks.end());
     const auto add_unique = [&](std::size_t from, VertexId need) {

@@ -12,6 +12,10 @@ struct LoweringOptions {
   bool reduce_gradients = true;          // false: the ops do it
   bool overlap_grad_reduce =
       false;  // reductions start when the gradients of their stage are complete, not at the end of the rank's list
+  // With overlapped reductions or gathers and a flush: all buckets of a stage but one (StageBytes) are communicated
+  // beside the op that completes its gradients, of T, or that is the first to need its parameters. Of a reduction that
+  // takes R in n buckets, max(R / n, R - T) is exposed, if the rank's collectives wait for nothing else.
+  bool buckets = false;
   bool reduce_runs = false;        // and also whenever the rank's next backward is of another stage (flush only)
   bool gather_parameters = false;  // distributed optimizer: an all-gather after each step
   // The schedule's UNSHARD and REDUCE_GRAD, where it has them for a stage, are the gather before the ops after it and

@@ -22,7 +22,8 @@ OpGraph::~OpGraph() = default;
 
 Collective OpGraph::collective(const Vertex& vertex) const {
   const CollectiveRow& row = data_->collectives[vertex.extra];
-  return {row.kind, row.stage, row.bytes, std::span(data_->collective_ranks).subspan(row.first_rank, row.num_ranks)};
+  return {row.kind, row.stage, row.bytes, row.buckets,
+          std::span(data_->collective_ranks).subspan(row.first_rank, row.num_ranks)};
 }
 
 const SliceBytes& OpGraph::slice_bytes(int stage, int microbatch, int slice) const {

@@ -43,10 +43,18 @@ struct Vertex {
   std::uint32_t extra = 0;  // joint: index of the partner; collective: index of its description
 };
 
+// What a reduction or gather of a stage moves of its bytes.
+enum class Buckets : std::uint8_t {
+  all,
+  one,   // that which no op of the stage overlaps with: the last one reduced, the first one gathered
+  rest,  // the others, beside the op that completes the gradients, or the first one that needs the parameters
+};
+
 struct Collective {
   CollectiveKind kind = CollectiveKind::gradient_reduce;
   int stage = -1;
   std::int64_t bytes = 0;
+  Buckets buckets = Buckets::all;
   std::span<const int> ranks;  // pipeline ranks whose collective lanes it occupies, ascending
 };
 

@@ -10,6 +10,7 @@ struct CollectiveRow {
   CollectiveKind kind = CollectiveKind::gradient_reduce;
   int stage = -1;
   std::int64_t bytes = 0;
+  Buckets buckets = Buckets::all;
   std::uint32_t first_rank = 0;  // in collective_ranks
   std::uint32_t num_ranks = 0;
 };

@@ -166,6 +166,7 @@ LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   // What ops gather and reduce themselves is part of their cost.
   options.reduce_gradients = !training.reduces_per_op();
   options.overlap_grad_reduce = training.overlap_grad_reduce || training.zero_stage() > 1;
+  options.buckets = scenario_.cost == CostKind::analytic && options.reduce_gradients;
   options.reduce_runs = training.reduces_runs();
   const bool whole = training.zero_stage() < 3;
   options.gather_parameters = training.distributed_optimizer && (whole || !training.gathers_per_op());

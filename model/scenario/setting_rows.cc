@@ -357,15 +357,16 @@ constexpr Setting kSettings[] = {
     {.pointer = "/parallelism/overlap_grad_reduce", .kind = SettingKind::yes,
      .place = at<&Training::overlap_grad_reduce>, .fallback = "false", .flags = "--overlap-grad-reduce",
      .group = kKernelsGroup, .help = "Overlap gradient reduction with the backward pass",
-     .details = "The gradients of a stage are reduced when its last microbatch is done, while other stages of the rank "
-         "go on; otherwise after all of them.", .reads = kSimulate | kPlan | kRun, .offers = kSimulate | kRun,
-     .megatron = "=overlap-grad-reduce", .example = "true",
-     .with = R"({"parallelism": {"vpp": 2}, "schedule": {"name": "interleaved-1f1b"}})"},
+     .details = "The gradients of a stage are reduced in buckets beside its last backward, and the last bucket while "
+         "other stages of the rank go on; 'run' reduces them after that backward. Otherwise after all stages.",
+     .reads = kSimulate | kPlan | kRun, .offers = kSimulate | kRun, .megatron = "=overlap-grad-reduce",
+     .example = "true"},
     {.pointer = "/parallelism/overlap_param_gather", .kind = SettingKind::yes,
      .place = at<&Training::overlap_param_gather>, .fallback = "false", .flags = "--overlap-param-gather",
      .group = kKernelsGroup,
      .help = "Gather parameters before the first forward of each stage instead of after the step; requires "
-         "--use-distributed-optimizer and --overlap-grad-reduce", .details = "And a schedule with a flush.",
+         "--use-distributed-optimizer and --overlap-grad-reduce",
+     .details = "And a schedule with a flush. Buckets after the first are gathered beside that forward.",
      .reads = kSimulate | kPlan, .offers = kSimulate, .refuses = kRun, .megatron = "=overlap-param-gather",
      .example = "true", .with = kOverlappedReduction},
     {.pointer = "/parallelism/flash_attention", .kind = SettingKind::yes, .place = at<&Training::flash_attention>,

@@ -282,7 +282,8 @@ std::vector<GradientSpan> gradient_spans(const OpGraph& graph, const Timeline& t
       out.push_back({.rank = rank, .stage = op.stage, .start = timeline.end[v]});
     };
     if (vertex.kind == VertexKind::collective) {
-      if (graph.collective(vertex).kind != CollectiveKind::gradient_reduce) continue;
+      const Collective collective = graph.collective(vertex);
+      if (collective.kind != CollectiveKind::gradient_reduce || collective.buckets == Buckets::rest) continue;
       std::size_t& span = open[place(rank, vertex.stage)];
       if (span != kClosed) out[span].end = timeline.end[v];
       span = kClosed;

@@ -24,13 +24,13 @@ enum class CorrectionTerms {
 // model, GPU and precision (decision 0032; `benchmarks/accuracy --calibrated` estimates it again). Values are
 // deviations of log(measured / predicted).
 struct CorrectionPrior {
-  double scale = 0.132;      // between settings' common factors
+  double scale = 0.128;      // between settings' common factors
   double unlike = 0.6;       // the same of settings that no published run is like (assumed)
   double unlikely = 0.03;    // the fraction of such settings (assumed)
-  double fixed = 0.111;      // of the fixed time as a fraction of the shortest prediction
+  double fixed = 0.082;      // of the fixed time as a fraction of the shortest prediction
   double deviation = 0.067;  // of settings from their common correction: median, where predictions are 1 s
   double power = 0.17;       // the median is deviation x predicted_s^-power
-  double spread = 0.95;      // standard deviation of the logarithm of the deviation
+  double spread = 0.98;      // standard deviation of the logarithm of the deviation
 };
 inline constexpr CorrectionPrior kCorrectionPrior;
 

@@ -82,7 +82,8 @@ StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& c
   const OptionsKey key{options.data_parallel > 1,  options.overlap_grad_reduce,  options.gather_parameters,
                        options.tied_embedding,     options.global_norm,          options.recompute,
                        options.blocking_transfers, options.overlap_param_gather, options.reduce_gradients,
-                       options.reduce_runs,        options.sharded_actions,      options.mtp_stage};
+                       options.reduce_runs,        options.sharded_actions,      options.buckets,
+                       options.mtp_stage};
   std::unique_ptr<Lowered>& known = of.graphs[key];
   if (!known) {
     options.footprint = nullptr;

@@ -229,6 +229,55 @@ TEST(Lowering, GradientsAreReducedAfterTheirStageOrAfterTheList) {
   }
 }
 
+// The bytes of the footprint in three buckets.
+class BucketFootprint : public TellingFootprint {
+ public:
+  StageBytes stage(int stage) const override {
+    StageBytes bytes = TellingFootprint::stage(stage);
+    bytes.buckets = 3;
+    return bytes;
+  }
+};
+
+TEST(Lowering, BucketsAreReducedAndGatheredBesideOps) {
+  const BucketFootprint footprint;
+  const Schedule schedule = test::make("1f1b", {.p = 2, .m = 4});
+  OpGraph graph = lower(schedule, {.footprint = &footprint,
+                                   .data_parallel = 4,
+                                   .overlap_grad_reduce = true,
+                                   .buckets = true,
+                                   .gather_parameters = true,
+                                   .overlap_param_gather = true});
+  const Ops ops(graph);
+  const auto check = [&] {
+    const auto reductions = collectives(graph, CollectiveKind::gradient_reduce);
+    ASSERT_EQ(reductions.size(), 4U);
+    for (const VertexId reduction : reductions) {
+      const Collective collective = graph.collective(graph[reduction]);
+      const std::int64_t one = (1000 + collective.stage) / 3;
+      const VertexId last = ops.at(OpKind::B, collective.stage, 3, 0);
+      const bool rest = collective.buckets == Buckets::rest;
+      EXPECT_EQ(collective.bytes, rest ? 1000 + collective.stage - one : one);
+      EXPECT_EQ(needs(graph, reduction, last), !rest) << graph.name(reduction);
+      if (!rest) continue;
+      for (const VertexId need : graph.needs(last)) EXPECT_TRUE(needs(graph, reduction, need)) << graph.name(need);
+    }
+    for (const VertexId gather : collectives(graph, CollectiveKind::parameter_gather)) {
+      const Collective collective = graph.collective(graph[gather]);
+      const bool rest = collective.buckets == Buckets::rest;
+      const std::int64_t one = (2000 + collective.stage) / 3;
+      EXPECT_EQ(collective.bytes, rest ? 2000 + collective.stage - one : one);
+      EXPECT_EQ(needs(graph, ops.at(OpKind::F, collective.stage, 0, 0), gather), !rest);
+      const Op second = schedule.ops(collective.stage)[1];
+      EXPECT_EQ(needs(graph, ops.at(second.kind, second.stage, second.microbatch, 0), gather), rest);
+    }
+  };
+  check();
+  graph.refill(nullptr);
+  graph.refill(&footprint);
+  check();
+}
+
 TEST(Lowering, EveryStepWaitsForTheGlobalNormAndThatForEveryStage) {
   const Schedule schedule = test::make("1f1b", {.p = 3, .m = 4});
   const OpGraph graph = lower(schedule, {.global_norm = true});
