@@ -357,10 +357,9 @@ constexpr Setting kSettings[] = {
     {.pointer = "/parallelism/overlap_grad_reduce", .kind = SettingKind::yes,
      .place = at<&Training::overlap_grad_reduce>, .fallback = "false", .flags = "--overlap-grad-reduce",
      .group = kKernelsGroup, .help = "Overlap gradient reduction with the backward pass",
-     .details = "The gradients of a stage are reduced in buckets beside its last backward, and the last bucket while "
-         "other stages of the rank go on; 'run' reduces them after that backward. Otherwise after all stages.",
-     .reads = kSimulate | kPlan | kRun, .offers = kSimulate | kRun, .megatron = "=overlap-grad-reduce",
-     .example = "true"},
+     .details = "Buckets of a stage's gradients are reduced beside its last backward, the last one while other stages "
+         "go on; 'run' reduces them after that backward. Otherwise after all stages.",
+     .reads = kSimulate | kPlan | kRun, .offers = kSimulate | kRun, .megatron = "=overlap-grad-reduce", .example = "true"},
     {.pointer = "/parallelism/overlap_param_gather", .kind = SettingKind::yes,
      .place = at<&Training::overlap_param_gather>, .fallback = "false", .flags = "--overlap-param-gather",
      .group = kKernelsGroup,
