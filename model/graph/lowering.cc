@@ -51,6 +51,7 @@ class Lowering {
   }
 
   std::unique_ptr<OpGraph::Data> run() {
+    if (options_.buckets) rest_gathered_.assign(states_.size(), kNone);
     if (options_.overlap_param_gather && gathers_parameters()) {
       for (StageState& stage : states_) {
         if (has_action(stage, CommunicationKind::unshard)) continue;
@@ -59,7 +60,7 @@ class Lowering {
           continue;
         }
         stage.gathered = collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {}, Buckets::one);
-        stage.rest_gathered =
+        rest_gathered(stage) =
             collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {}, Buckets::rest);
       }
     }
@@ -91,7 +92,6 @@ class Lowering {
     int stage = 0;
 
     VertexId gathered = kNone;                 // the gather of parameters that its next op needs
-    VertexId rest_gathered = kNone;            // that of the other buckets, which the op after it needs
     int steps_done = 0;                        // optimizer steps emitted
     std::vector<std::int64_t> gradients_left;  // by step
     std::vector<VertexId> ready;               // by step: the vertex after which the step may run
@@ -279,13 +279,15 @@ class Lowering {
 
   bool gathers_parameters() const { return options_.gather_parameters && options_.data_parallel > 1; }
 
+  VertexId& rest_gathered(const StageState& stage) { return rest_gathered_[to_size(&stage - states_.data())]; }
+
   // With overlapped gathers: the first op of a stage after the gather needs its parameters.
   void wait_for_parameters(const Op& op) {
     if (op.kind == OpKind::W || !options_.overlap_param_gather) return;
     StageState& stage = state(op.stage, op.microbatch);
     if (stage.gathered != kNone) needs_[num_needs_++] = stage.gathered;
-    stage.gathered = stage.rest_gathered;
-    stage.rest_gathered = kNone;
+    stage.gathered = kNone;
+    if (options_.buckets) std::swap(stage.gathered, rest_gathered(stage));
   }
 
   // With blocking transfers: adds the last transfer on each of the rank's links since its last op.
@@ -678,7 +680,8 @@ class Lowering {
   int num_needs_ = 0;
   std::size_t blocked_on_ = kNobody;
 
-  std::vector<StageState> states_;  // by (rank, chunk)
+  std::vector<StageState> states_;       // by (rank, chunk)
+  std::vector<VertexId> rest_gathered_;  // the same: the gather of the other buckets, which the second op needs
   std::vector<std::size_t> first_state_;
   std::vector<std::size_t> state_of_;  // by (route, stage)
   int tied_steps_ = 0;

@@ -273,6 +273,12 @@ TEST(Lowering, BucketsAreReducedAndGatheredBesideOps) {
     }
   };
   check();
+  const OpGraph alone = lower(schedule, {.footprint = &footprint,
+                                         .overlap_grad_reduce = true,
+                                         .buckets = true,
+                                         .gather_parameters = true,
+                                         .overlap_param_gather = true});
+  EXPECT_TRUE(collectives(alone, CollectiveKind::parameter_gather).empty()) << "one replica";
   graph.refill(nullptr);
   graph.refill(&footprint);
   check();
