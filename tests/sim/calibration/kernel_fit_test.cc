@@ -379,19 +379,14 @@ TEST(KernelFit, CatalogueAgreesWithTheTables) {
       EXPECT_NEAR(known.gemm.peak_fraction / fit.gpu.gemm.peak_fraction, 1, 0.025) << gpu;
       EXPECT_NEAR(known.gemm.launch_s / fit.gpu.gemm.launch_s, 1, 0.05) << gpu;
       EXPECT_LT(fit.gemm.held_out.mean, 0.07) << gpu;
+      if (!measured.grouped.empty()) {
+        EXPECT_NEAR(known.gemm.group_s / fit.gpu.gemm.group_s, 1, 0.1) << gpu;
+        EXPECT_LT(fit.grouped.held_out.mean, 0.13) << gpu;
+      }
       if (!measured.attention.empty()) {
         EXPECT_LT(fit.attention[0][0].held_out.mean, 0.05) << gpu;
       }
     }
-  }
-}
-
-// Those of inference frameworks, and their held-out errors.
-TEST(KernelFit, CatalogueAgreesWithInferenceFrameworks) {
-  const char* folder = std::getenv("SLUICE_DATA");
-  if (folder == nullptr) {
-    std::cerr << "SKIPPED: SLUICE_DATA does not name the folder of measured data\n";
-    GTEST_SKIP();
   }
   for (const char* name : {"kernel_gemm.csv.gz", "kernel_attention.csv.gz"}) {
     const std::string path = std::string(folder) + "/" + name;
