@@ -102,8 +102,11 @@ class WaitWords {
     return ", past its deadline of " + seconds(limits_.deadline_ns(waits_.doing(node).vertex));
   }
 
+  // A process dies or is suspended as a whole, whichever of its threads tells where.
   std::string subject(int node) const {
-    return node % 2 == 0 ? rank(node / 2) : "the collective thread of " + rank(node / 2);
+    const bool whole = node % 2 == 0 || waits_.nodes()[node].cause == RootCause::dead ||
+                       waits_.worker(node).process == ProcessState::suspended;
+    return whole ? rank(node / 2) : "the collective thread of " + rank(node / 2);
   }
 
   // The op whose result is sent, as "F(stage 1, mb 0)".
@@ -200,8 +203,11 @@ int tier(const WaitGraph& waits, int node) {
   const Activity activity = waits.doing(node).activity;
   switch (here.cause) {
     case RootCause::dead:
-      // The compute thread tells more than an idle collective thread.
-      if (node % 2 == 1 && (activity == Activity::starting || activity == Activity::between)) return kNoTrouble;
+      // The compute thread tells more than a collective thread that does nothing or waits for it.
+      if (node % 2 == 1 && (activity == Activity::starting || activity == Activity::between ||
+                            activity == Activity::waiting)) {
+        return kNoTrouble;
+      }
       // Killed inside an op: the others ended because of it.
       return activity == Activity::working || activity == Activity::reducing || activity == Activity::dispatching ? 0
                                                                                                                   : 1;

@@ -16,6 +16,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::StartsWith;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kNow = 1'000 * kSecond;
@@ -262,6 +264,17 @@ TEST(WaitChain, ProcessKilledInAnOpPrecedesOtherDeadProcesses) {
   scene.working(1, "F(stage 1, mb 1)", 3);
   scene.worker(2).compute = {Activity::failed, 3, scene.vertex("F(stage 2, mb 1)"), 0, Scene::ago(4)};
   EXPECT_EQ(scene.examine().world_rank, 1);
+}
+
+// Its collective thread has waited longer than its compute thread, or was killed inside a collective.
+TEST(WaitChain, ProcessDiesAsAWhole) {
+  Scene scene("1f1b", 2, 4, {}, 2);
+  scene.worker(1).process = ProcessState::dead;
+  scene.waiting(1, "F(stage 0, mb 2)", "gradient reduce(stage 0, step 0)", 1);
+  scene.collective_waiting(1, "gradient reduce(stage 0, step 0)", "B(stage 0, mb 3)", 9);
+  EXPECT_THAT(scene.examine().root, MatchesRegex(R"(rank 1 \(pipeline[^)]*\) died in step 4, waiting for .*)"));
+  scene.exchanging(1, "gradient reduce(stage 0, step 0)", 9);
+  EXPECT_THAT(scene.examine().root, StartsWith("rank 1 (pipeline 0, data 1, tensor 0) died in step 4, "));
 }
 
 TEST(WaitChain, ProcessThatEndsAfterFinishingIsNoFault) {
