@@ -55,7 +55,7 @@ enum class KernelClass : std::uint8_t {
   attention_forward,  // fused attention: attention_time
   attention_backward,
   memory,      // bytes only
-  rated,       // bytes, or FLOPs at `fraction` of the GPU's peak in 16 bits: scans, indexers
+  rated,       // bytes, or FLOPs at `fraction` of the GPU's peak in 16 bits (indexers), or at `multiprocessor_rate`
   cast,        // the same, to operands of a narrow format
   all_reduce,  // over the tensor-parallel group; bytes of the whole tensor
   all_gather,
@@ -93,6 +93,7 @@ struct KernelCall {
   double overlapped_bytes = 0;
   double added_s = 0;                     // of sharding
   double fraction = 0;                    // of a rated kernel
+  double multiprocessor_rate = 0;         // of a rated kernel instead: FLOP/s of each multiprocessor
   LayerPart part = LayerPart::attention;  // of a layer with experts; everything before and after its MLP is attention
   GraphModule module = GraphModule::attention;  // of a layer
   RecomputeModules recomputed_by;               // of a layer's forward: the modules of which any repeats it

@@ -93,6 +93,10 @@ KernelCall rated(std::string_view name, double flops, double fraction, double by
   return {.name = name, .kind = KernelClass::rated, .flops = flops, .bytes = bytes, .fraction = fraction};
 }
 
+KernelCall rated_by_multiprocessor(std::string_view name, double flops, double rate, double bytes) {
+  return {.name = name, .kind = KernelClass::rated, .flops = flops, .bytes = bytes, .multiprocessor_rate = rate};
+}
+
 KernelCall all_reduce(std::string_view name, double bytes) {
   return {.name = name, .kind = KernelClass::all_reduce, .flops = 0, .bytes = bytes};
 }

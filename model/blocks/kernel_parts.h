@@ -39,6 +39,9 @@ void add_tensor_collectives(Kernels& out, const Training& training, const Sizes&
 KernelCall memory(std::string_view name, double bytes, int count = 1);
 // One kernel of `flops` at `fraction` of the GPU's peak in 16 bits.
 KernelCall rated(std::string_view name, double flops, double fraction, double bytes);
+// One kernel of `flops`, of which each multiprocessor computes `rate` per second: kernels that use tensor cores little
+// take as long on GPUs whose tensor cores are faster.
+KernelCall rated_by_multiprocessor(std::string_view name, double flops, double rate, double bytes);
 // A collective over the tensor-parallel group; `bytes` of the whole tensor.
 KernelCall all_reduce(std::string_view name, double bytes);
 KernelCall all_gather(std::string_view name, double bytes);

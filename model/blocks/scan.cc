@@ -13,10 +13,16 @@ using enum TensorLife;
 
 namespace {
 
-// First estimates: fla's chunk_gated_delta_rule reaches 8 to 10 % of an H100's peak with 32 heads or more.
-constexpr double kDeltaFraction = 0.09;
-constexpr double kDecayFraction = 0.12;
-constexpr double kBackward = 2.5;  // FLOPs of I over those of F
+// FLOP/s of one multiprocessor. Measured forwards of 2 * 10^10 FLOPs and more: mamba-ssm's mamba_chunk_scan_combined
+// on B200 (median of 83 shapes 0.535, half within 0.51 and 0.57); fla's chunk_gated_delta_rule with 64 sequences x
+// heads or more (medians 0.59 on H100, 0.74, 0.64 and 0.68 on B200, GB200 and B300), and its chunk_kda on B200 (0.39).
+// Tensor cores that are twice as fast do not help these Triton kernels.
+constexpr double kDecayRate = 0.535e12;
+constexpr double kDeltaRate = 0.66e12;
+constexpr double kChannelDeltaRate = 0.39e12;
+// causal_conv1d on H100 to B300: a multiply-add per tap and element; it is slower than memory there.
+constexpr double kConvolutionRate = 43e9;
+constexpr double kBackward = 2.5;  // FLOPs of I over those of F: an estimate
 
 }  // namespace
 
@@ -96,6 +102,16 @@ double Scan::flops_per_token() const {
   return heads * (4 * n * p + 2 * c * p) + 2 * c * options_.groups * n;
 }
 
+double Scan::rate() const {
+  if (options_.rule == Rule::kimi_delta) return kChannelDeltaRate;
+  return delta() ? kDeltaRate : kDecayRate;
+}
+
+KernelCall Scan::convolution(std::string_view name, int results, double elements) const {
+  const double flops = results * 2 * options_.convolution * elements;
+  return rated_by_multiprocessor(name, flops, kConvolutionRate, 2 * (1 + results) * elements);
+}
+
 double Scan::core_flops(std::int64_t tokens, std::int64_t /*context*/) const {
   return static_cast<double>(tokens) * flops_per_token();
 }
@@ -122,8 +138,8 @@ void Scan::add_forward(const BlockCall& call, Kernels& out) const {
     add_linear(out, training, "gates up", s.rows, options_.head_dim, low / options_.head_dim * x);
   }
   add_exchange("heads of scan", call, s.rows * in, out);
-  if (z > 0) out.push_back(memory("convolution", 4 * s.rows * z));
-  out.push_back(rated("scan", flops, delta() ? kDeltaFraction : kDecayFraction, 2 * s.rows * (in + x)));
+  if (z > 0) out.push_back(convolution("convolution", 1, s.rows * z));
+  out.push_back(rated_by_multiprocessor("scan", flops, rate(), 2 * s.rows * (in + x)));
   out.push_back(memory("gated norm", 6 * s.rows * x));
   add_exchange("tokens of scan", call, s.rows * x, out);
   add_linear(out, training, "scan out", s.rows, x, s.hidden);
@@ -143,8 +159,8 @@ void Scan::add_input_gradient(const BlockCall& call, Kernels& out) const {
   add_linear_gradient(out, training, "d scan out", s.rows, s.hidden, x);
   add_exchange("tokens of d scan", call, s.rows * x, out);
   out.push_back(memory("d gated norm", 10 * s.rows * x, 2));
-  out.push_back(rated("d scan", flops, delta() ? kDeltaFraction : kDecayFraction, 4 * s.rows * (in + x)));
-  if (z > 0) out.push_back(memory("d convolution", 6 * s.rows * z, 2));
+  out.push_back(rated_by_multiprocessor("d scan", flops, rate(), 4 * s.rows * (in + x)));
+  if (z > 0) out.push_back(convolution("d convolution", 2, s.rows * z));
   add_exchange("heads of d scan", call, s.rows * in, out);
   if (low > 0) {
     add_linear_gradient(out, training, "d gates up", s.rows, low / options_.head_dim * x, options_.head_dim);

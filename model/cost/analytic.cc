@@ -132,7 +132,7 @@ KernelTime AnalyticCost::predicted_time(const KernelCall& call) const {
       return time;
     }
     case KernelClass::rated:
-      return {.compute_s = call.flops / (gpu.peak_of(16) * call.fraction),
+      return {.compute_s = call.flops / (gpu.peak_of(16) * call.fraction + gpu.num_sms * call.multiprocessor_rate),
               .memory_s = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
               .launch_s = gpu.kernel_s};
     default: break;

@@ -234,6 +234,27 @@ TEST(Models, RecurrentBlocksDoNotDependOnTheContext) {
   EXPECT_LT(slices.front(), balanced_slices(named("llama3-8b"), 8192, 4, 1).front());
 }
 
+// mamba_chunk_scan_combined takes 1.43 ms on B200 for this layer and 4 x 8,192 tokens, and its convolution 0.245 ms, a
+// fourth of that of 64 x 2,048 (kernel_linear_attention). GPUs with faster tensor cores alone do not help.
+TEST(Models, ScansTakeWhatMultiprocessorsTake) {
+  const Model model = named("nemotron-3-nano");
+  Training training;
+  training.sequence_length = 8192;
+  const auto seconds = [&](const char* cluster, std::string_view kernel) {
+    const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster(cluster, 1),
+                            load_software("nemo"));
+    for (const KernelPart& part : cost.parts(OpKind::F, 0, {4, 8192, 0})) {
+      for (const KernelCall& call : part.calls) {
+        if (call.name == kernel) return cost.kernel_s(call);
+      }
+    }
+    return 0.0;
+  };
+  EXPECT_NEAR(seconds("dgx-b200", "scan") / 1.43e-3, 1, 0.1);
+  EXPECT_NEAR(seconds("dgx-b200", "convolution") / 0.245e-3, 1, 0.15);
+  EXPECT_NEAR(seconds("dgx-h100", "scan") / seconds("dgx-b200", "scan"), 148.0 / 132, 0.01);
+}
+
 // Stages with the same layers are alike, wherever they lie in a pattern.
 TEST(Models, StagesOfAPatternAreAlike) {
   const Model model = named("qwen3.5-35b-a3b");  // three delta rules, then attention, ten times
