@@ -91,6 +91,11 @@ def parallelism_of(table, row, experts):
     out["gradient_bytes"] = 4 if "grad_reduce_in_fp32=True" in table.text(row, "config") else 2
     if chosen(table, row, "fsdp"):
         out["zero"] = 3
+    config = table.text(row, "config").split(";")
+    if "mixed_precision.fp8_dot_product_attention=True" in config:
+        out["fp8_dot_product_attention"] = True
+    if "model.use_transformer_engine_op_fuser=True" in config and table.text(row, "model") in BRIDGE["fused_experts"]:
+        out["fused_grouped_mlp"] = True
     if experts and table.text(row, "dispatcher"):
         out["moe_token_dispatcher"] = table.text(row, "dispatcher").lower()
     if chosen(table, row, "ep_overlap") and not chosen(table, row, "delay_wgrad"):
