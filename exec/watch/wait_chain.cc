@@ -204,8 +204,8 @@ int tier(const WaitGraph& waits, int node) {
   switch (here.cause) {
     case RootCause::dead:
       // The compute thread tells more than a collective thread that does nothing or waits for it.
-      if (node % 2 == 1 && (activity == Activity::starting || activity == Activity::between ||
-                            activity == Activity::waiting)) {
+      if (node % 2 == 1 &&
+          (activity == Activity::starting || activity == Activity::between || activity == Activity::waiting)) {
         return kNoTrouble;
       }
       // Killed inside an op: the others ended because of it.
