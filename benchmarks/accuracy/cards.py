@@ -94,6 +94,7 @@ def parallelism_of(table, row, experts):
     config = table.text(row, "config").split(";")
     if "mixed_precision.fp8_dot_product_attention=True" in config:
         out["fp8_dot_product_attention"] = True
+    # Transformer Engine fuses experts of some sizes only; it runs others as if it had not been asked.
     if "model.use_transformer_engine_op_fuser=True" in config and table.text(row, "model") in BRIDGE["fused_experts"]:
         out["fused_grouped_mlp"] = True
     if experts and table.text(row, "dispatcher"):
