@@ -152,9 +152,13 @@ void add_ordering(Kernels& out, const ExpertSizes& e, std::string_view name) {
 
 // The all-to-all of copies with this number of bytes per element.
 void exchange_copies(Kernels& out, const Training& training, const ExpertSizes& e, std::string_view name,
-                     double element_bytes) {
+                     double element_bytes, bool combines) {
   if (training.ep == 1) return;
-  out.push_back({.name = name, .kind = KernelClass::expert_all_to_all, .bytes = element_bytes * e.most * e.channels});
+  out.push_back({.name = name,
+                 .kind = KernelClass::expert_all_to_all,
+                 .bytes = element_bytes * e.most * e.channels,
+                 .tokens = e.own * e.most / e.sent,
+                 .combines = combines});
 }
 
 // Dispatches copies of tokens to their experts, in order, as the communication part `part`; `names` of the three
@@ -165,7 +169,7 @@ void dispatch(Kernels& out, const Training& training, const ExpertSizes& e, Laye
   if (training.expert_ranks() == 1) return;  // the copies are already in order
   const std::size_t first = out.size();
   constexpr double kNarrow = 1 + 4.0 / 128;
-  exchange_copies(out, training, e, sent, training.fp8_dispatch ? kNarrow : 2);
+  exchange_copies(out, training, e, sent, training.fp8_dispatch ? kNarrow : 2, false);
   exchange_parts(out, training, e, "all-gather of copies");
   mark(out, first, part);
   add_ordering(out, e, ordered);
@@ -177,7 +181,7 @@ void combine(Kernels& out, const Training& training, const ExpertSizes& e, Layer
   if (training.expert_ranks() > 1) add_ordering(out, e, ordered);
   const std::size_t first = out.size();
   exchange_parts(out, training, e, "reduce-scatter of results");
-  exchange_copies(out, training, e, sent, 2);
+  exchange_copies(out, training, e, sent, 2, true);
   mark(out, first, part);
   if (copies_apart(training)) out.push_back(copies(summed, 2 * (e.own + e.sent) * e.channels));
 }

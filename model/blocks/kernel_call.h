@@ -92,6 +92,8 @@ struct KernelCall {
   double overlapped_flops = 0;
   double overlapped_bytes = 0;
   double added_s = 0;                     // of sharding
+  double tokens = 0;                      // of an expert_all_to_all: those that the busiest rank dispatches
+  bool combines = false;                  // of an expert_all_to_all: results return to their tokens, which add them
   double fraction = 0;                    // of a rated kernel
   double multiprocessor_rate = 0;         // of a rated kernel instead: FLOP/s of each multiprocessor
   LayerPart part = LayerPart::attention;  // of a layer with experts; everything before and after its MLP is attention

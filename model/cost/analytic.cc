@@ -13,6 +13,7 @@
 #include "model/blocks/expert_routing.h"
 #include "model/blocks/kernel_parts.h"
 #include "model/blocks/layer.h"
+#include "model/cost/dispatchers.h"
 #include "model/errors.h"
 
 namespace sluice::model {
@@ -149,7 +150,7 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   switch (call.kind) {
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
-    case KernelClass::expert_all_to_all: seconds = dispatch_s(call.bytes); break;
+    case KernelClass::expert_all_to_all: seconds = dispatch_s(call); break;
     case KernelClass::expert_all_gather:
       seconds = collectives_.all_gather_s(placement_.expert_tensor_group(), call.bytes);
       break;
@@ -288,9 +289,25 @@ AnalyticCost::SentBytes AnalyticCost::dispatched(double bytes) const {
   return {.near = to_ranks * (reach.per_node - 1) / reach.per_node, .far = to_nodes * (reach.nodes - 1) / reach.nodes};
 }
 
-double AnalyticCost::dispatch_s(double bytes) const {
-  const SentBytes sent = dispatched(bytes);
-  return collectives_.exchange_s(placement_.expert_group(), sent.near, sent.far);
+double AnalyticCost::dispatch_s(const KernelCall& call) const {
+  const Reach& reach = placement_.expert_group();
+  if (training_.token_dispatcher == Training::TokenDispatcher::all_to_all) {
+    const SentBytes sent = dispatched(call.bytes);
+    return collectives_.exchange_s(reach, sent.near, sent.far);
+  }
+  const double copies = expected_parts(model_.experts, training_.ep);
+  const double domains = expected_parts(model_.experts, reach.nodes);
+  return expert_exchange_s(training_.token_dispatcher,
+                           {.tokens = call.tokens,
+                            .token_bytes = call.bytes / (call.tokens * model_.experts.per_token),
+                            .copies = copies,
+                            .ranks = static_cast<double>(reach.per_node),
+                            .domains = static_cast<double>(reach.nodes),
+                            .multiprocessors = static_cast<double>(training_.dispatch_sms()),
+                            .nvlink_bytes_per_s = cluster_.intra_node.bandwidth_bytes_per_s,
+                            .network_bytes_per_s = collectives_.network_bytes_per_s(),
+                            .copies_to_other_domains = domains * (reach.nodes - 1) / reach.nodes,
+                            .combines = call.combines});
 }
 
 Contention AnalyticCost::contention_of(const PassKernels& forward, const PassKernels& backward) const {

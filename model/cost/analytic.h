@@ -108,7 +108,7 @@ class AnalyticCost : public CostModel {
     double far = 0;
   };
   SentBytes dispatched(double bytes) const;
-  double dispatch_s(double bytes) const;
+  double dispatch_s(const KernelCall& call) const;
   // The kernels of an op by pass: F, I or W.
   using PassKernels = std::vector<std::pair<OpKind, std::vector<KernelPart>>>;
   PassKernels pass_kernels(OpKind kind, int stage, const SliceShape& slice) const;

@@ -30,9 +30,10 @@ class Collectives {
   // Bandwidth at which data pass through each member of the ring.
   double ring_bytes_per_s(const Reach& reach) const;
 
- private:
   // Bandwidth of one active GPU to other nodes.
   double network_bytes_per_s() const;
+
+ private:
   // `passes` over the ring, each of size - 1 steps that move 1/size of the bytes.
   double ring_s(const Reach& reach, double bytes, int passes) const;
 

@@ -145,6 +145,10 @@ std::string link_file_with(const std::string& name, const LinkFit& fit, const st
     lines.set("latency_s", value_of(fit.link.latency_s, source));
     lines.set("transfer_efficiency", value_of(fit.link.transfer_efficiency, source));
   }
+  if (fit.all_to_all.in_sample.rows > 0) {
+    lines.set("exchange_efficiency",
+              value_of(fit.link.exchange_efficiency, source_of(fit.all_to_all, "all-to-alls", fit.origin, command)));
+  }
   if (fit.all_reduce.in_sample.rows > 0) {
     const std::string source = source_of(fit.all_reduce, "all-reduces", fit.origin, command);
     lines.set("collective_efficiency", value_of(fit.link.collective_efficiency, source));

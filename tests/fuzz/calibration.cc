@@ -29,7 +29,7 @@ void try_kernels_and_links(const CsvTable& table) {
     }
   } else if (has_measured_links(table)) {
     for (const auto& [link, measured] : read_measured_links(table)) {
-      for (const MeasuredAllReduce& one : measured.all_reduces)
+      for (const MeasuredCollective& one : measured.all_reduces)
         require(one.seconds > 0, "an all-reduce without a time");
     }
   }

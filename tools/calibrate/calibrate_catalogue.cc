@@ -244,6 +244,7 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
         MeasuredLink& all = links[name];
         if (all.origin.empty()) all.origin = measured.origin;
         all.all_reduces.insert(all.all_reduces.end(), measured.all_reduces.begin(), measured.all_reduces.end());
+        all.all_to_alls.insert(all.all_to_alls.end(), measured.all_to_alls.begin(), measured.all_to_alls.end());
         if (measured.message_bytes_per_s > 0) {
           all.message_latency_s = measured.message_latency_s;
           all.message_bytes_per_s = measured.message_bytes_per_s;
@@ -286,6 +287,7 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   for (const auto& [name, measured] : links) {
     const LinkFit fit = fit_link(catalogue_link(name), measured);
     report.add(name, "all-reduces", fit.all_reduce, {"collective_latency_s", "collective_step_s"});
+    report.add(name, "all-to-alls", fit.all_to_all, {"exchange_efficiency"});
     if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
   }
   for (const std::string& name : unknown) print_message(name + ": not in the catalogue, skipped");

@@ -317,7 +317,7 @@ TEST(AllToAll, MovesAllButTheLocalShard) {
   const Collectives collectives(cluster, Placement(training, cluster));
   const Link& inside = cluster.intra_node;
   const Link& network = cluster.inter_node;
-  const double near = inside.bandwidth_bytes_per_s * inside.transfer_efficiency;
+  const double near = inside.bandwidth_bytes_per_s * inside.exchange_efficiency;
   const double far = network.bandwidth_bytes_per_s * network.transfer_efficiency;
   EXPECT_DOUBLE_EQ(collectives.all_to_all_s({8, 1, 8}, 1e9),
                    inside.collective_latency_s + 7 * inside.collective_step_s + 1e9 * 7 / 8 / near);

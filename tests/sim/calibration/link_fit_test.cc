@@ -1,5 +1,6 @@
 #include "sim/calibration/link_fit.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "sim/calibration/catalogue_files.h"
+#include "traces/chrome/trace_events.h"
 
 namespace sluice::test {
 namespace {
@@ -90,6 +92,28 @@ TEST(LinkFit, ReadsBothKindsOfTables) {
   }
 }
 
+TEST(LinkFit, FindsTheBandwidthOfAllToAlls) {
+  std::string rows = "gpu,op,gpus,elements_fp16,latency_us\nB200,alltoall,8,1000,1\nB200,all_gather,8,90000000,1\n";
+  Cluster node;
+  node.gpus_per_node = 8;
+  node.intra_node = catalogue_link("nvlink5");
+  node.intra_node.exchange_efficiency = 0.45;
+  const Collectives collectives(node, Placement(Training{}, node));
+  for (const int gpus : {2, 4, 8}) {
+    for (const double elements : {2e7, 8e7, 3e8}) {
+      const double seconds = collectives.all_to_all_s({.size = gpus, .nodes = 1, .per_node = gpus}, 2 * elements);
+      rows += fmt::format("B200,alltoall,{},{},{}\n", gpus, elements, 1e6 * seconds);
+    }
+  }
+  const auto read = read_measured_links(CsvTable(rows, "n.csv"));
+  const LinkFit fit = fit_link(catalogue_link("nvlink5"), read.at("nvlink5"));
+  EXPECT_EQ(fit.all_to_all.in_sample.rows, 9);  // less the small one and the all-gather
+  EXPECT_NEAR(fit.link.exchange_efficiency, 0.45, 1e-3);
+  EXPECT_GT(fit.all_to_all.known.mean, 0.2);
+  const Json file = parse_json(link_file_with("nvlink5", fit, "sluice calibrate"), "out");
+  EXPECT_NEAR(file["exchange_efficiency"]["value"].get<double>(), 0.45, 2e-3);
+}
+
 TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
   Link link = catalogue_link("infiniband-ndr");
   link.collective_step_s = 3e-6;
@@ -146,6 +170,12 @@ TEST(LinkFit, CatalogueAgreesWithTheTables) {
     for (int gpus = 2; gpus <= 8; ++gpus) {
       EXPECT_NEAR(fit.link.ring_bandwidth(gpus) / known.ring_bandwidth(gpus), 1, 0.01) << name << gpus;
     }
+  }
+  traces::TraceSource collectives(std::string(folder) + "/nccl_one_node.csv.gz");
+  for (const auto& [name, measured] : read_measured_links(CsvTable(collectives.text(), "nccl_one_node"))) {
+    const LinkFit fit = fit_link(catalogue_link(name), measured);
+    EXPECT_NEAR(fit.link.exchange_efficiency / catalogue_link(name).exchange_efficiency, 1, 0.01) << name;
+    EXPECT_LT(fit.all_to_all.held_out.mean, 0.2) << name;
   }
 }
 

@@ -1,0 +1,73 @@
+#include "model/cost/dispatchers.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace sluice::model {
+namespace {
+
+using enum Training::TokenDispatcher;
+
+// 4,096 tokens of 7,168 elements in 16 bits, each for 8 of 8 * ranks experts at random, in one domain of Blackwell.
+ExpertExchange published(int ranks, int multiprocessors, bool combines) {
+  const double missed = std::pow(1 - 1.0 / ranks, 8);
+  return {.tokens = 4096,
+          .token_bytes = 2 * 7168,
+          .copies = ranks * (1 - missed),
+          .ranks = static_cast<double>(ranks),
+          .multiprocessors = static_cast<double>(multiprocessors),
+          .nvlink_bytes_per_s = 900e9,
+          .combines = combines};
+}
+
+// GB/s of all copies, those that stay on their rank included.
+double bandwidth(Training::TokenDispatcher dispatcher, const ExpertExchange& sent) {
+  return sent.tokens * sent.token_bytes * sent.copies / expert_exchange_s(dispatcher, sent) * 1e-9;
+}
+
+// DeepEP, docs/README_Hybrid-EP.md: calls in PyTorch. None of DeepEP's are part of the fit.
+TEST(Dispatchers, HaveTheirPublishedBandwidths) {
+  struct Case {
+    Training::TokenDispatcher dispatcher;
+    int ranks;
+    int multiprocessors;
+    double dispatch;
+    double combine;
+  };
+  for (const Case& known : {Case{deepep, 8, 16, 348, 302}, Case{deepep, 8, 24, 494, 420}, Case{deepep, 8, 32, 619, 524},
+                            Case{hybridep, 8, 16, 543, 535}, Case{hybridep, 8, 32, 546, 569},
+                            Case{hybridep, 16, 32, 523, 522}, Case{hybridep, 36, 32, 479, 448}}) {
+    for (const bool combines : {false, true}) {
+      const double measured = combines ? known.combine : known.dispatch;
+      const double predicted = bandwidth(known.dispatcher, published(known.ranks, known.multiprocessors, combines));
+      EXPECT_NEAR(predicted / measured, 1, 0.15)
+          << known.ranks << " ranks, " << known.multiprocessors << (combines ? ", combine" : ", dispatch");
+    }
+  }
+}
+
+TEST(Dispatchers, TakeLongerWithMoreToSend) {
+  for (const Training::TokenDispatcher dispatcher : {deepep, hybridep}) {
+    for (const bool combines : {false, true}) {
+      const ExpertExchange one = published(8, 20, combines);
+      const double seconds = expert_exchange_s(dispatcher, one);
+      ExpertExchange more = one;
+      more.tokens *= 2;
+      EXPECT_GT(expert_exchange_s(dispatcher, more), seconds);
+      more = one;
+      more.multiprocessors = 10;
+      EXPECT_GT(expert_exchange_s(dispatcher, more), seconds);
+      more.multiprocessors = 0;  // no limit
+      EXPECT_LT(expert_exchange_s(dispatcher, more), seconds);
+      more = one;
+      more.domains = 2;
+      more.copies_to_other_domains = 1;
+      more.network_bytes_per_s = 36e9;
+      EXPECT_GE(expert_exchange_s(dispatcher, more), one.tokens * one.token_bytes / 36e9);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::model
