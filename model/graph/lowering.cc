@@ -9,9 +9,10 @@
 #include "model/errors.h"
 #include "model/graph/deadlock.h"
 #include "model/graph/fill_bytes.h"
+#include "model/graph/host_program.h"
 #include "model/graph/links.h"
 #include "model/graph/op_graph_data.h"
-#include "model/graph/rendezvous.h"
+#include "model/schedule/communication_check.h"
 #include "model/to_size.h"
 
 namespace sluice::model {
@@ -44,6 +45,7 @@ class Lowering {
         communicates_(schedule.has_communication()),
         data_(std::make_unique<OpGraph::Data>()) {
     check_options();
+    if (communicates_) check_communication_order(schedule);
     data_->schedule = &schedule;
     fill_bytes(schedule, options.footprint, *data_);
     make_lanes();
@@ -77,7 +79,7 @@ class Lowering {
       if (left[rank] < schedule_.ops(rank).size()) {
         // The ops may be valid and only the sends too late.
         std::string cycle = deadlock_cycle(schedule_, left);
-        if (cycle.empty() && communicates_) cycle = hanging_cycle(schedule_, Exchange::buffered);
+        if (cycle.empty() && communicates_) cycle = cycle_of_late_sends(schedule_);
         throw ScheduleError("deadlock, each waits for the next: " + cycle);
       }
     }

@@ -32,7 +32,8 @@ struct LoweringOptions {
 // Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer if that is on another
 // rank, and F(s,m,i-1); B or I(s,m,i) needs F(s,m,i), B or I(s+1,m,i) and B or I(s,m,i+1); W(s,m,i) needs I(s,m,i); a
 // step needs the weight gradients of its stage; with weight versions, a forward needs the step that wrote its version.
-// `schedule` must outlive the graph. Throws ScheduleError with the shortest cycle of ops if the schedule deadlocks, and
+// `schedule` must outlive the graph. Throws ScheduleError with the shortest cycle of ops if the schedule deadlocks, or
+// with the first receive whose order differs from that of the sends (check_communication_order), and
 // InputError for options that its weight policy does not support, or for more bytes than fit in 64 bits.
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options = {});
 

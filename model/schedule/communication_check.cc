@@ -36,7 +36,6 @@ class Check {
       for (std::size_t i = 0; i < list.size(); ++i) check(rank, i, list[i]);
     }
     check_complete();
-    check_order();
   }
 
  private:
@@ -121,41 +120,6 @@ class Check {
         fmt::format("{}: {} is missing", schedule_.place(schedule_.rank_of(stage, microbatch)), text(missing)));
   }
 
-  // What `rank` sends to and receives from each peer, as indices of its communication.
-  using ByPeer = std::map<int, std::vector<std::size_t>>;
-  ByPeer by_peer(int rank, bool sends) const {
-    ByPeer out;
-    const auto list = schedule_.communication(rank);
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (sends ? !is_send(list[i].kind) : !is_receive(list[i].kind)) continue;
-      const int other = list[i].stage + (of_forward(list[i].kind) == sends ? 1 : -1);
-      out[schedule_.rank_of(other, list[i].microbatch)].push_back(i);
-    }
-    return out;
-  }
-
-  void check_order() const {
-    std::vector<ByPeer> receives;
-    for (int rank = 0; rank < schedule_.num_ranks(); ++rank) receives.push_back(by_peer(rank, false));
-    for (int from = 0; from < schedule_.num_ranks(); ++from) {
-      for (const auto& [to, sent] : by_peer(from, true)) {
-        const auto& received = receives[to][from];
-        // The same number of both, since nothing is missing.
-        for (std::size_t i = 0; i < sent.size(); ++i) {
-          const Communication& send = schedule_.communication(from)[sent[i]];
-          const Communication& receive = schedule_.communication(to)[received[i]];
-          const bool forward = of_forward(send.kind);
-          const bool same = forward == of_forward(receive.kind) && receive.stage == send.stage + (forward ? 1 : -1) &&
-                            receive.microbatch == send.microbatch && receive.slice == send.slice;
-          if (same) continue;
-          fail(to, received[i],
-               fmt::format("the next message from rank {} is {}, at {}: both must have the same order", from,
-                           text(send), schedule_.communication_place(from, sent[i])));
-        }
-      }
-    }
-  }
-
   const Schedule& schedule_;
   std::size_t cells_;
   std::vector<std::uint32_t> forward_;   // by cell: position of the F
@@ -163,8 +127,47 @@ class Check {
   std::vector<std::uint32_t> found_[4];  // by kind of send and receive, and cell: index of the communication
 };
 
+// What `rank` sends to (or receives from) each peer, as indices of its communication.
+using ByPeer = std::map<int, std::vector<std::size_t>>;
+ByPeer by_peer(const Schedule& schedule, int rank, bool sends) {
+  ByPeer out;
+  const auto list = schedule.communication(rank);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (sends ? !is_send(list[i].kind) : !is_receive(list[i].kind)) continue;
+    const int other = list[i].stage + (of_forward(list[i].kind) == sends ? 1 : -1);
+    out[schedule.rank_of(other, list[i].microbatch)].push_back(i);
+  }
+  return out;
+}
+
+bool receives_what_is_sent(const Communication& receive, const Communication& send) {
+  const bool forward = of_forward(send.kind);
+  return forward == of_forward(receive.kind) && receive.stage == send.stage + (forward ? 1 : -1) &&
+         receive.microbatch == send.microbatch && receive.slice == send.slice;
+}
+
 }  // namespace
 
 void check_communication(const Schedule& schedule) { Check(schedule).run(); }
+
+void check_communication_order(const Schedule& schedule) {
+  std::vector<ByPeer> receives;
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) receives.push_back(by_peer(schedule, rank, false));
+  for (int from = 0; from < schedule.num_ranks(); ++from) {
+    for (const auto& [to, sent] : by_peer(schedule, from, true)) {
+      const auto& received = receives[to][from];
+      // The same number of both, since nothing is missing.
+      for (std::size_t i = 0; i < sent.size(); ++i) {
+        const Communication& send = schedule.communication(from)[sent[i]];
+        const Communication& receive = schedule.communication(to)[received[i]];
+        if (receives_what_is_sent(receive, send)) continue;
+        throw ScheduleError(
+            fmt::format("{}: {}: the next message from rank {} is {}, at {}: both must have the same order",
+                        schedule.communication_place(to, received[i]), to_string(receive, schedule.sliced()), from,
+                        to_string(send, schedule.sliced()), schedule.communication_place(from, sent[i])));
+      }
+    }
+  }
+}
 
 }  // namespace sluice::model

@@ -69,8 +69,8 @@ inline constexpr int kMaxSlices = 32767;
 class Schedule {
  public:
   // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, or wrongly
-  // joined; with communication, the first send or receive that is, that precedes what it sends or follows what reads
-  // it, or that its partner has in another order.
+  // joined; with communication, the first send or receive that is, or that precedes what it sends or follows what
+  // reads it. (That both ends have their messages in one order is checked by lowering.)
   explicit Schedule(ScheduleParts parts);
 
   const std::string& family() const { return parts_.family; }

@@ -91,12 +91,12 @@ void bind_schedule(nb::module_& module) {
       .def("csv", &schedule_to_csv, "communication"_a)
       .def("json", &schedule_to_json)
       .def("ops", &ops_of, "rank"_a)
-      .def("with_communication", &with_communication)
+      .def("with_communication", [](const Schedule& schedule) { return with_communication(schedule); })
       .def("with_merged_backwards", &with_merged_backwards)
       .def("checks",
            [](const Schedule& self) {
              std::vector<ScheduleCheck> verdicts;
-             check_further(self, self.family(), verdicts);
+             check_further(self, self.family(), {}, verdicts);
              return json_text(checks_document(verdicts));
            })
       .def("peak_in_flight", &peak_in_flight, "rank"_a)

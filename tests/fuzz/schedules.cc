@@ -1,7 +1,7 @@
 #include <functional>
 
+#include "model/graph/host_program.h"
 #include "model/graph/lowering.h"
-#include "model/graph/rendezvous.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
 #include "model/schedule/with_communication.h"
@@ -28,9 +28,13 @@ void exchange_in_full(const Schedule& schedule) {
   accepts([&] {
     const bool own = schedule.has_communication();
     const Schedule communicating = own ? schedule : with_communication(schedule);
-    for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
-      const std::string cycle = hanging_cycle(communicating, exchange);
-      require(own || cycle.empty(), "communication as in PyTorch deadlocks: " + cycle);
+    for (const bool batched : {false, true}) {
+      const HostProgram program = host_program(communicating, batched);
+      for (const CommunicatorMapping& mapping : communicator_mappings()) {
+        const CommunicatorVerdict verdict =
+            check_communicators(program, {.communicator = mapping.communicator, .wait = HostWait::host});
+        require(own || verdict.passes(), "communication as in PyTorch hangs: " + to_string(verdict.cycle));
+      }
     }
   });
   accepts([&] { with_receives_just_in_time(schedule); });

@@ -491,17 +491,37 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
   };
   const CommandResult good = check("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
   EXPECT_EQ(good.exit_code, 0) << good.err;
-  EXPECT_EQ(std::count(good.out.begin(), good.out.end(), '\n'), 5);
+  EXPECT_EQ(std::count(good.out.begin(), good.out.end(), '\n'), 9);  // three, one per mapping, the coarsest
   EXPECT_EQ(good.out.find("error"), std::string::npos);
 
-  // Both ranks send first, with an op between send and receive: they hang without buffers.
-  const CommandResult hangs = check(
+  // Both ranks send first, with an op between send and receive: they hang unless activations and gradients have
+  // communicators of their own, and with a host that waits.
+  const std::string text =
       "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
-      "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1RECV_F2,1F2,1B1,1SEND_B1,1B2,1SEND_B2\n");
+      "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1RECV_F2,1F2,1B1,1SEND_B1,1B2,1SEND_B2\n";
+  const CommandResult all = check(text, "--json");
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_EQ(json::parse(all.out).at("checks").back().at("detail"), "direction");
+  const CommandResult hangs = check(text, "--communicators one");
   EXPECT_EQ(hangs.exit_code, 4);
   EXPECT_NE(hangs.out.find("ok    deadlock"), std::string::npos);
-  EXPECT_EQ(hangs.err,
-            "sluice: hangs: 0SEND_F1 at row 1, cell 4 -> 1SEND_B0 at row 2, cell 4 -> 0SEND_F1 at row 1, cell 4\n");
+  const std::string cycle =
+      "0SEND_F1 at row 1, cell 4 -[match]-> 1RECV_F1 at row 2, cell 6 -[queue pp]-> 1SEND_B0 at row 2, cell 4 "
+      "-[match]-> 0RECV_B0 at row 1, cell 7 -[queue pp]-> 0SEND_F2 at row 1, cell 6 -[queue pp]-> 0SEND_F1 at row 1, "
+      "cell 4";
+  EXPECT_EQ(hangs.err, "sluice: hangs: " + cycle + "\n");
+  const json found = json::parse(check(text, "--communicators one --json").out).at("checks").back();
+  EXPECT_EQ(found.at("cycle").size(), 5U);
+  EXPECT_EQ(found.at("cycle")[1].at("reason"), "queue pp");
+  EXPECT_EQ(found.at("repaired_order").size(), 2U);
+  EXPECT_EQ(check(text, "--wait host").exit_code, 4);
+  EXPECT_EQ(check(text, "--communicators direction").exit_code, 0);
+  EXPECT_EQ(check(text, "--communicators direction --serialized").exit_code, 4);
+
+  // A repaired file passes with one queue per GPU and a host that waits.
+  const std::string repaired = folder.path("repaired.csv");
+  ASSERT_EQ(run_sluice({"schedule", folder.path("s.csv"), "--repair", "-o", repaired}).exit_code, 0);
+  EXPECT_EQ(run_sluice(words("schedule " + repaired + " --check --communicators one --wait host")).exit_code, 0);
 
   const CommandResult twice = check("0F0,0F0,0B0\n", "--json");
   EXPECT_EQ(twice.exit_code, 4);
@@ -513,6 +533,21 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
 
   // Text that does not parse is wrong input, not an invalid schedule.
   EXPECT_EQ(check("0F0,0Q0\n").exit_code, 2);
+}
+
+// PyTorch's defer_pp_recv swaps activations and gradients of zb-v on an edge; stages of their own cure it.
+TEST(ScheduleCheck, PrintsSwaps) {
+  const std::string check = "schedule zb-v --pp 4 --microbatches 8 --check --receives deferred --communicators ";
+  const CommandResult swaps = run_sluice(words(check + "edge"));
+  EXPECT_EQ(swaps.exit_code, 4);
+  EXPECT_NE(
+      swaps.err.find("swaps 9 messages: on communicator 0->1 from rank 0 to rank 1, 0SEND_F6 on rank 0 is received "
+                     "by 6RECV_B0 on rank 1"),
+      std::string::npos)
+      << swaps.err;
+  EXPECT_EQ(run_sluice(words(check + "logical")).exit_code, 0);
+  EXPECT_EQ(run_sluice(words(check + "edges")).exit_code, 2);
+  EXPECT_EQ(run_sluice(words("schedule zb-v --pp 4 --microbatches 8 --wait host")).exit_code, 2);
 }
 
 TEST(ScheduleCheck, CommunicationRoundTripsThroughFiles) {

@@ -40,7 +40,8 @@ struct ScheduleOptions {
   bool json = false;
   bool check = false;
   bool communication = false;
-  bool merge_backwards = false;
+  bool repair = false;
+  CheckOptions checks;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
@@ -90,19 +91,28 @@ int print_verdicts(const std::vector<ScheduleCheck>& verdicts, bool json) {
   throw ScheduleError(failed->detail);
 }
 
+// Returns the schedule with the communication that is written for it.
+Schedule with_asked_communication(const ScheduleOptions& options, const Schedule& schedule) {
+  if (options.repair || (options.communication && options.checks.receives != Receives::early)) {
+    return schedule.has_communication() ? schedule : with_receives(schedule, options.checks.receives);
+  }
+  return options.communication && !schedule.has_communication() ? with_communication(schedule) : schedule;
+}
+
 // Writes and prints the schedule as the options ask. `name` is for errors.
 int write_schedule(const ScheduleOptions& options, Schedule schedule, const std::string& name) {
-  if (options.merge_backwards) schedule = with_merged_backwards(schedule);
+  if (options.checks.merge_backwards) schedule = with_merged_backwards(schedule);
+  if (options.repair) schedule = without_communication(schedule);
   const OpGraph graph = lower_named(schedule, {}, name);  // throws for deadlocks
   const bool csv = options.output.ends_with(".csv");
-  const bool own = schedule.has_communication();
-  const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
+  const Schedule written = with_asked_communication(options, schedule);
   if (options.output.ends_with(".dot")) {
     std::ostringstream dot;
     write_dot(dot, graph);
     write_file_whole(options.output, dot.str());
   } else if (!options.output.empty()) {
-    write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication) : schedule_to_json(written));
+    write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication || options.repair)
+                                         : schedule_to_json(written));
   }
   if (options.json) {
     fmt::print("{}", schedule_to_json(written));
@@ -117,7 +127,8 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
   const Schedule& schedule = planned.setup->schedule();
   if (options.check) {
     std::vector<ScheduleCheck> verdicts;
-    check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
+    check_further(options.checks.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic,
+                  options.checks, verdicts);
     return interrupted_or(print_verdicts(verdicts, options.json), planned);
   }
   print_message(assumed_times_line(scenario));
@@ -130,7 +141,24 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
   return interrupted_or(write_schedule(options, schedule, kAutomatic), planned);
 }
 
+// Throws InputError for flags of checks without --check.
+void check_flags(const ScheduleOptions& options) {
+  if (options.repair && options.check) throw InputError("--repair: not together with --check");
+  if (options.repair && options.checks.receives != Receives::early) {
+    throw InputError("--repair: not together with --receives");
+  }
+  if (options.check) return;
+  if (!options.checks.communicators.empty()) throw InputError("--communicators: needs --check");
+  if (options.checks.wait != CheckOptions().wait) throw InputError("--wait: needs --check");
+  if (options.checks.serialized) throw InputError("--serialized: needs --check");
+  if (options.checks.batched) throw InputError("--batched: needs --check");
+  if (options.checks.receives != Receives::early && !options.communication) {
+    throw InputError("--receives: needs --check or --communication");
+  }
+}
+
 int schedule_command(const ScheduleOptions& options) {
+  check_flags(options);
   const bool csv = options.output.ends_with(".csv");
   if (!options.output.empty() && !csv && !options.output.ends_with(".json") && !options.output.ends_with(".dot")) {
     throw InputError(fmt::format("-o: expected a name ending in .json, .csv or .dot, got '{}'", options.output));
@@ -143,10 +171,24 @@ int schedule_command(const ScheduleOptions& options) {
   Scenario scenario = ScenarioFlags::read(document, "");
   if (!options.name.empty()) scenario.schedule = options.name;
   if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
-  if (options.check) return print_verdicts(check_schedule(scenario, options.merge_backwards), options.json);
+  if (options.check) return print_verdicts(check_schedule(scenario, options.checks), options.json);
   if (csv && !names_file(scenario.schedule)) check_csv(find_family(scenario.schedule), scenario.shape.num_slices());
   return write_schedule(options, make_schedule(scenario), scenario.schedule);
 }
+// Adds an option whose values are the names of an enumeration, in its order.
+template <typename Choice>
+void add_choice(CLI::App& command, const std::string& flag, Choice& choice, const std::vector<std::string>& names,
+                const std::string& help) {
+  command
+      .add_option_function<std::string>(
+          flag,
+          [&choice, names](const std::string& name) {
+            choice = static_cast<Choice>(std::find(names.begin(), names.end(), name) - names.begin());
+          },
+          help)
+      ->check(CLI::IsMember(names));
+}
+
 }  // namespace
 
 Subcommand add_schedule_command(CLI::App& app) {
@@ -160,10 +202,12 @@ Subcommand add_schedule_command(CLI::App& app) {
       "  sluice schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8 --memory-cap 4mb -o auto.json\n"
       "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv\n"
       "  sluice schedule zb-h1 --pp 4 --microbatches 8 --communication -o zbh1_comms.csv\n"
-      "  sluice schedule zbh1_comms.csv --check\n\n"
+      "  sluice schedule zbh1_comms.csv --check\n"
+      "  sluice schedule zbh1_comms.csv --check --communicators pair --wait host\n\n"
       "--check prints one line per check. Errors are ops that are missing, duplicate or misplaced, deadlocks, sends "
-      "and receives that do not match, and hangs of unbuffered communication with adjacent sends and receives batched. "
-      "Notes report hangs that occur only if they are not batched, or if receives are posted right before their use.");
+      "and receives that do not match, and unbuffered communication that hangs, or swaps messages of one size, with "
+      "the communicators of --communicators, or with all of them if it is not given. Notes report the communicators "
+      "with which it hangs or swaps, and the cycle in which each waits for the next.");
   command->group("Schedules");
   command->footer(
       "Exit codes: 0 success, 2 wrong input, 4 invalid schedule, 130 interrupted, 143 ended by SIGTERM. The last two "
@@ -175,9 +219,26 @@ Subcommand add_schedule_command(CLI::App& app) {
   add_output(*command, "-o,--output", options->output,
              "Write to this file: .json (sluice.schedule/1), .csv (PyTorch's format) or .dot (GraphViz)");
   command->add_flag("--check", options->check, "Run all checks and print their results (default: off)");
+  command->add_option(
+      "--communicators", options->checks.communicators,
+      "With --check: the communicators of messages, each one queue per rank: one, direction (activations "
+      "and gradients), pair (of ranks), edge (ordered pair of ranks), logical (ordered pair of stages), "
+      "or a .json file (default: all but files)");
+  add_choice(*command, "--wait", options->checks.wait, {"device", "stream", "host"},
+             "With --check: what communication waits for: device (its data), stream (also all compute before it, as in "
+             "PyTorch), host (the rank blocks on each send and receive) (default: stream)");
+  command->add_flag("--serialized", options->checks.serialized,
+                    "With --check: all communication of a GPU is one queue, as in captured CUDA graphs (default: off)");
+  command->add_flag("--batched", options->checks.batched,
+                    "With --check: sends and receives with no op between them are one group (default: off)");
+  add_choice(*command, "--receives", options->checks.receives, {"early", "deferred", "late"},
+             "With --check or --communication, of schedules without communication: receives with the matching sends "
+             "(early), as with PyTorch's defer_pp_recv (deferred), right before their use (late) (default: early)");
+  command->add_flag("--repair", options->repair,
+                    "Write sends and receives in one total order, which passes with all communicators (default: off)");
   command->add_flag("--communication", options->communication,
                     "Write sends and receives too: those of the file, or else placed as PyTorch does (default: off)");
-  command->add_flag("--merge-backward", options->merge_backwards,
+  command->add_flag("--merge-backward", options->checks.merge_backwards,
                     "Merge each I with a W that directly follows it into one B, as PyTorch does (default: off)");
   command->add_flag("--json", options->json, "Print the schedule as JSON");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSchedule);
