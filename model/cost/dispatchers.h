@@ -22,7 +22,7 @@ struct ExpertExchange {
 // Time of the library's kernel in seconds: a fixed time, and the smooth maximum (fourth root of the sum of fourth
 // powers) of what its multiprocessors, NVLink and the network take. `dispatcher` is DeepEP or HybridEP.
 //
-// DeepEP: fitted to 2,331 timings of dispatch and combine on one node of H100, B200, B300, GB200 and GB300
+// DeepEP: fitted to 2,340 timings of dispatch and combine on one node of H100, B200, B300, GB200 and GB300
 // (ai-dynamo/aiconfigurator @095f58a5, sglang 0.5.12), with errors by GPU from benchmarks/kernels/dispatch_rates.py;
 // between nodes, 1.6 (dispatch) and 2.5 times as long on the multiprocessors (2 and 4 nodes of H100 with 8 of them).
 // HybridEP: the bandwidths of DeepEP's docs/README_Hybrid-EP.md on 8 to 36 ranks of B200 and GB200 (kernels; the fixed
