@@ -38,6 +38,7 @@ TEST(Catalogue, EveryNodeLoadsAndEveryFileIsUsed) {
     const std::string name(file.name.substr(file.name.find('/') + 1));
     const bool gpu = file.name.starts_with("gpus/");
     if (file.name.starts_with("nodes/") || file.name.starts_with("errors/")) continue;
+    if (file.name.starts_with("failures/")) continue;  // loaded in tests/sim/goodput_test.cc
     if (file.name.starts_with("software/")) {
       EXPECT_FALSE(load_software(name).name.empty()) << name;
       continue;
@@ -52,7 +53,7 @@ TEST(Catalogue, EveryNodeLoadsAndEveryFileIsUsed) {
 TEST(Catalogue, EveryConstantNamesItsSource) {
   for (const CatalogueFile& file : catalogue_files()) {
     const Json json = parse_json(file.text, std::string(file.name));
-    if (file.name.starts_with("nodes/") || file.name.starts_with("errors/")) {
+    if (file.name.starts_with("nodes/") || file.name.starts_with("errors/") || file.name.starts_with("failures/")) {
       EXPECT_TRUE(json.contains("source")) << file.name;
       continue;
     }
@@ -89,8 +90,8 @@ TEST(Catalogue, HasPhysicallyPlausibleConstants) {
   int files = 0;
   for (const CatalogueFile& file : catalogue_files()) {
     const std::string name(file.name);
-    // The overheads of a framework, and errors, are not bound by physics.
-    if (name.starts_with("software/") || name.starts_with("errors/")) continue;
+    // The overheads of a framework, errors, and rates of failures are not bound by physics.
+    if (name.starts_with("software/") || name.starts_with("errors/") || name.starts_with("failures/")) continue;
     ++files;
     check_sane(parse_json(file.text, name), name);
     if (name.starts_with("links/")) {
