@@ -57,8 +57,8 @@ class StateTimes {
   double simulated(int replicas) const {
     nlohmann::json changed = document_;
     const int microbatches = keep_batch_ ? (microbatches_ * dp_ + replicas - 1) / replicas : microbatches_;
-    ScenarioFlags::set(changed, "dp", fmt::format("{}", replicas), file_);
-    ScenarioFlags::set(changed, "microbatches", fmt::format("{}", microbatches), file_);
+    ScenarioFlags::set(changed, "--dp", fmt::format("{}", replicas), file_);
+    ScenarioFlags::set(changed, "--microbatches", fmt::format("{}", microbatches), file_);
     try {
       const Prediction prediction = Simulator(ScenarioFlags::read(changed, file_)).predict();
       return prediction.fit && !prediction.fit->fits ? 0 : prediction.iteration_s();
@@ -128,8 +128,8 @@ class SettingBuilder {
   }
 
   template <typename Value>
-  Value document_value(const char* pointer, Value fallback) const {
-    return document_.value(nlohmann::json::json_pointer(pointer), fallback);
+  Value document_value(const char* flag, Value fallback) const {
+    return document_.value(nlohmann::json::json_pointer(ScenarioFlags::pointer_of(flag)), fallback);
   }
 
   void read_sizes() {
@@ -137,8 +137,8 @@ class SettingBuilder {
     if (simulates) {
       read_scenario_sizes();
     } else {
-      setting_.gpus = document_value("/parallelism/gpus", 0.0);
-      replicas_ = document_value("/parallelism/dp", 1);
+      setting_.gpus = document_value("--gpus", 0.0);
+      replicas_ = document_value("--dp", 1);
       setting_.node_gpus = 8;
       if (setting_.gpus <= 0) fail("expected a scenario, or --gpus and --step-time");
     }
