@@ -138,17 +138,18 @@ TEST(GoodputCommand, RejectsWrongInput) {
   EXPECT_THAT(error("--gpus 8 --failures " + folder.path("f.json")), HasSubstr("/components/0"));
 }
 
-// Published runs, from stated inputs; docs/guide.md names what is assumed. Within 3 points.
+// Published runs, from stated inputs; docs/goodput.md names what is assumed.
 struct PublishedRun {
   const char* name;
   const char* flags;
-  double goodput;  // in percent
+  double goodput;     // as published, in percent
+  double points = 3;  // by which the prediction may differ
 };
 class PublishedRuns : public ::testing::TestWithParam<PublishedRun> {};
 
-TEST_P(PublishedRuns, ArePredictedWithinThreePoints) {
+TEST_P(PublishedRuns, ArePredictedWithinAFewPoints) {
   const json results = goodput(std::string(GetParam().flags) + " --trials 200 --quick");
-  EXPECT_NEAR(100 * mean(results), GetParam().goodput, 3) << GetParam().name;
+  EXPECT_NEAR(100 * mean(results), GetParam().goodput, GetParam().points) << GetParam().name;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -164,12 +165,13 @@ INSTANTIATE_TEST_SUITE_P(
                      "--gpus 16000 --failures meta-rsc-1 --recovery 5min --checkpoint-stall 0 --checkpoint-interval "
                      "5min --days 30",
                      93},
-        // arXiv 2407.21783: above 90 %. Assumed: recovery of 10 min, stall of 10 s.
+        // arXiv 2407.21783: above 90 %, which alone is published. Assumed: recovery of 10 min, stall of 10 s.
         PublishedRun{"Llama 3",
                      "--gpus 16384 --failures llama3-405b --mtbf-clock wall --recovery 10min --checkpoint-stall 10s "
                      "--days 54",
-                     91},
-        // arXiv 2602.00277: a failure each 18 min of wall clock, stalls of 10 and 3 min; 44 and 80 %.
+                     90},
+        // arXiv 2602.00277: a failure each 18 min of wall clock, stalls of 10 and 3 min; 44 and 80 %. By these inputs
+        // 15 of 18 minutes, 83.3 %, are left in the second case: what else is lost is not published.
         PublishedRun{"FT-HSDP, baseline",
                      "--gpus 100000 --mtbf 18min --mtbf-clock wall --downtime 10min --checkpoint-stall 0 "
                      "--checkpoint-interval 1s --days 10",
@@ -177,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(
         PublishedRun{"FT-HSDP",
                      "--gpus 100000 --mtbf 18min --mtbf-clock wall --downtime 3min --checkpoint-stall 0 "
                      "--checkpoint-interval 1s --days 10",
-                     82},
+                     80, 4},
         // AIReSim's code: 4,096 servers, 0.01 failures per day each, 20 min each, nothing lost: 256 / 0.623 days.
         PublishedRun{"AIReSim",
                      "--gpus 4096 --mtbf 35.15625min --downtime 20min --checkpoint-stall 0 --checkpoint-interval 1s "
