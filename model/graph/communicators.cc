@@ -144,7 +144,7 @@ class CommunicatorCheck {
   }
 
   CommunicatorVerdict verdict() {
-    const CommunicatorGraph graph(2 * first_item_.back() + program_.collectives.size(), edges_);
+    const CommunicatorGraph graph(std::size_t{2} * first_item_.back() + program_.collectives.size(), edges_);
     const std::vector<char> blocked = graph.blocked();
     if (!blocked.empty()) verdict_.cycle = steps_of(graph.shortest_cycle(blocked));
     return std::move(verdict_);
