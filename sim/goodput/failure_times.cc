@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace sluice::sim {
@@ -21,7 +22,8 @@ FailureTimes::FailureTimes(const std::vector<FailureCause>& causes, RandomStream
       cohorts_.push_back({i, cause.units, aged, 0});
       draw_first(cohorts_.back());
     } else {
-      for (double unit = 0; unit < cause.units; ++unit) renewals_.emplace(cause.between.draw(random_), i);
+      const auto units = static_cast<std::int64_t>(std::ceil(cause.units));
+      for (std::int64_t unit = 0; unit < units; ++unit) renewals_.emplace(cause.between.draw(random_), i);
     }
   }
   draw_exponential();

@@ -1,4 +1,3 @@
-// Public header.
 #pragma once
 
 #include <array>

@@ -136,6 +136,10 @@ constexpr Instead kInstead[] = {
     // Kernels do not depend on these, but other settings require them.
     {kWeave, "/parallelism/sequence_parallel", "true", kExpertsWithoutSequences},
     {kKernels, "/parallelism/sequence_parallel", "true", kExpertsWithoutSequences},
+    // The host must take longer than dispatch and combine.
+    {kWeave, "/parallelism/cuda_graph_modules", R"(["attn"])",
+     R"({"model": {"num_experts": 512, "moe_ffn_hidden_size": 128},)"
+     R"( "parallelism": {"tp": 1, "dp": 4, "ep": 2, "cuda_graph_impl": "local"}})"},
     {kKernels, "/model/position_embedding_type", R"("rope")",
      R"({"model": {"position_embedding_type": "learned", "max_position_embeddings": null}})"},
     {kKernels, "/model/disable_bias_linear", "true",
