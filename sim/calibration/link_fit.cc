@@ -68,9 +68,11 @@ void read_line(const CsvTable& table, int row, const LinkName& name, std::map<st
     out[link].message_bytes_per_s = bandwidth;
   } else if (collective == "all_reduce" && inside) {
     const double most = table.number(row, "max_bytes", 1, 1e15);
-    for (double bytes = table.number(row, "min_bytes", 1, most); bytes <= most; bytes *= 2) {
+    double bytes = table.number(row, "min_bytes", 1, most);
+    while (bytes <= most) {
       out[std::string(name.inside)].all_reduces.push_back(
           {.gpus = gpus, .bytes = bytes, .seconds = latency + 2.0 * (gpus - 1) / gpus * bytes / bandwidth});
+      bytes *= 2;
     }
   }
 }
