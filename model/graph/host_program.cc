@@ -181,8 +181,8 @@ CommunicatorMapping mapping_from_file(const std::string& path) {
                      .direction = rule.has("direction")
                                       ? rule.at("direction").one_of(std::vector<std::string>{"forward", "backward"})
                                       : "",
-                     .ranks = read_pairs(rule, "ranks", kMaxRanks),
-                     .stages = read_pairs(rule, "stages", kMaxStages)});
+                     .ranks = read_pairs(rule, "rank_pairs", kMaxRanks),
+                     .stages = read_pairs(rule, "stage_pairs", kMaxStages)});
     rule.finish();
   }
   root.finish();

@@ -48,6 +48,7 @@ const std::vector<FileReader>& file_readers() {
       {"run", kRun, "SCENARIO --steps 1", {"INPUT", "SCENARIO --steps 1 --data INPUT", "SCENARIO --resume INPUT"}},
       {"compare", 0, "", {"INPUT TRACE", "FOLDER/in FOLDER/in", "TRACE INPUT"}},
       {"analyze", 0, "", {"FOLDER/in", "FOLDER/in/y.json,INPUT", "FOLDER/in --names INPUT"}},
+      {"goodput", kSimulate, "SCENARIO --trials 2", {"INPUT", "--gpus 8 --trials 2 --failures INPUT"}},
       {"fit", 0, "", {"INPUT"}},
       {"calibrate", kSimulate, "MORE=SCENARIO", {"INPUT", "MORE=INPUT", "MORE --scenario INPUT"}},
       {"import", 0, "", {"INPUT"}},

@@ -516,11 +516,11 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
   EXPECT_EQ(found.at("repaired_order").size(), 2U);
   EXPECT_EQ(check(text, "--wait host").exit_code, 4);
   EXPECT_EQ(check(text, "--communicators direction").exit_code, 0);
-  EXPECT_EQ(check(text, "--communicators direction --serialized").exit_code, 4);
+  EXPECT_EQ(check(text, "--communicators direction,serialized").exit_code, 4);
 
   // A repaired file passes with one queue per GPU and a host that waits.
   const std::string repaired = folder.path("repaired.csv");
-  ASSERT_EQ(run_sluice({"schedule", folder.path("s.csv"), "--repair", "-o", repaired}).exit_code, 0);
+  EXPECT_EQ(check(text, "--communicators one -o " + repaired).exit_code, 4);
   EXPECT_EQ(run_sluice(words("schedule " + repaired + " --check --communicators one --wait host")).exit_code, 0);
 
   const CommandResult twice = check("0F0,0F0,0B0\n", "--json");
@@ -537,7 +537,7 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
 
 // PyTorch's defer_pp_recv swaps activations and gradients of zb-v on an edge; stages of their own cure it.
 TEST(ScheduleCheck, PrintsSwaps) {
-  const std::string check = "schedule zb-v --pp 4 --microbatches 8 --check --receives deferred --communicators ";
+  const std::string check = "schedule zb-v --pp 4 --microbatches 8 --check --communicators deferred,";
   const CommandResult swaps = run_sluice(words(check + "edge"));
   EXPECT_EQ(swaps.exit_code, 4);
   EXPECT_NE(

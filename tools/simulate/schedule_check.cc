@@ -54,10 +54,11 @@ void check_mappings(const Schedule& schedule, const CheckOptions& options, std::
   for (const CommunicatorMapping& mapping : mappings) {
     CommunicatorVerdict verdict = check_communicators(
         program, {.communicator = mapping.communicator, .wait = options.wait, .serialized = options.serialized});
-    if (verdict.passes() && coarsest.empty()) coarsest = mapping.name;
+    const bool passes = verdict.passes();
+    if (passes && coarsest.empty()) coarsest = mapping.name;
     std::string detail = detail_of(verdict, order_of(schedule, options));
     out.push_back({.check = "communicators: " + mapping.name,
-                   .good = verdict.passes(),
+                   .good = passes,
                    .note = all,
                    .detail = std::move(detail),
                    .verdict = std::move(verdict)});
@@ -72,7 +73,7 @@ void check_mappings(const Schedule& schedule, const CheckOptions& options, std::
   }
   out.push_back({.check = "coarsest communicators",
                  .good = !coarsest.empty(),
-                 .detail = coarsest.empty() ? "hangs or swaps messages with all communicators; --repair -o FILE writes "
+                 .detail = coarsest.empty() ? "hangs or swaps messages with all communicators; --check -o FILE writes "
                                               "an order that passes with all"
                                             : coarsest,
                  .repaired_order = std::move(repaired)});

@@ -29,6 +29,7 @@ struct CheckOptions {
   bool serialized = false;
   bool batched = false;
   Receives receives = Receives::early;
+  bool any_communication = false;  // whether any of these four was given
   bool merge_backwards = false;
 };
 

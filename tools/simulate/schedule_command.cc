@@ -40,7 +40,6 @@ struct ScheduleOptions {
   bool json = false;
   bool check = false;
   bool communication = false;
-  bool repair = false;
   CheckOptions checks;
   std::unique_ptr<ScenarioFlags> flags;
 };
@@ -91,28 +90,27 @@ int print_verdicts(const std::vector<ScheduleCheck>& verdicts, bool json) {
   throw ScheduleError(failed->detail);
 }
 
-// Returns the schedule with the communication that is written for it.
-Schedule with_asked_communication(const ScheduleOptions& options, const Schedule& schedule) {
-  if (options.repair || (options.communication && options.checks.receives != Receives::early)) {
-    return schedule.has_communication() ? schedule : with_receives(schedule, options.checks.receives);
-  }
-  return options.communication && !schedule.has_communication() ? with_communication(schedule) : schedule;
+// Writes a checked schedule with sends and receives in one total order.
+void write_repaired(const ScheduleOptions& options, const Schedule& schedule) {
+  if (options.output.empty()) return;
+  const Schedule repaired = with_receives(without_communication(schedule), Receives::early);
+  const bool csv = options.output.ends_with(".csv");
+  write_file_whole(options.output, csv ? schedule_to_csv(repaired, true) : schedule_to_json(repaired));
 }
 
 // Writes and prints the schedule as the options ask. `name` is for errors.
 int write_schedule(const ScheduleOptions& options, Schedule schedule, const std::string& name) {
   if (options.checks.merge_backwards) schedule = with_merged_backwards(schedule);
-  if (options.repair) schedule = without_communication(schedule);
   const OpGraph graph = lower_named(schedule, {}, name);  // throws for deadlocks
   const bool csv = options.output.ends_with(".csv");
-  const Schedule written = with_asked_communication(options, schedule);
+  const bool adds = options.communication && !schedule.has_communication();
+  const Schedule written = adds ? with_communication(schedule) : schedule;
   if (options.output.ends_with(".dot")) {
     std::ostringstream dot;
     write_dot(dot, graph);
     write_file_whole(options.output, dot.str());
   } else if (!options.output.empty()) {
-    write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication || options.repair)
-                                         : schedule_to_json(written));
+    write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication) : schedule_to_json(written));
   }
   if (options.json) {
     fmt::print("{}", schedule_to_json(written));
@@ -129,6 +127,7 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
     std::vector<ScheduleCheck> verdicts;
     check_further(options.checks.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic,
                   options.checks, verdicts);
+    write_repaired(options, schedule);
     return interrupted_or(print_verdicts(verdicts, options.json), planned);
   }
   print_message(assumed_times_line(scenario));
@@ -141,19 +140,34 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
   return interrupted_or(write_schedule(options, schedule, kAutomatic), planned);
 }
 
-// Throws InputError for flags of checks without --check.
+// Throws InputError for flags of checks without --check, and for a graph that --check cannot write.
 void check_flags(const ScheduleOptions& options) {
-  if (options.repair && options.check) throw InputError("--repair: not together with --check");
-  if (options.repair && options.checks.receives != Receives::early) {
-    throw InputError("--repair: not together with --receives");
-  }
+  if (options.check && options.output.ends_with(".dot")) throw InputError("-o: --check writes .json or .csv");
   if (options.check) return;
-  if (!options.checks.communicators.empty()) throw InputError("--communicators: needs --check");
+  if (options.checks.any_communication) throw InputError("--communicators: needs --check");
   if (options.checks.wait != CheckOptions().wait) throw InputError("--wait: needs --check");
-  if (options.checks.serialized) throw InputError("--serialized: needs --check");
-  if (options.checks.batched) throw InputError("--batched: needs --check");
-  if (options.checks.receives != Receives::early && !options.communication) {
-    throw InputError("--receives: needs --check or --communication");
+}
+
+// Reads the value of --communicators: a mapping's name or file, and words on how messages use it.
+void read_communicators(const std::string& text, CheckOptions& out) {
+  out.any_communication = true;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word == "serialized") {
+      out.serialized = true;
+    } else if (word == "batched") {
+      out.batched = true;
+    } else if (word == "deferred") {
+      out.receives = Receives::deferred;
+    } else if (word == "late") {
+      out.receives = Receives::late;
+    } else if (out.communicators.empty()) {
+      out.communicators = word;
+    } else {
+      throw InputError(fmt::format(
+          "--communicators: expected one mapping, and serialized, batched, deferred or late, got '{}' and '{}'",
+          out.communicators, word));
+    }
   }
 }
 
@@ -171,7 +185,12 @@ int schedule_command(const ScheduleOptions& options) {
   Scenario scenario = ScenarioFlags::read(document, "");
   if (!options.name.empty()) scenario.schedule = options.name;
   if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
-  if (options.check) return print_verdicts(check_schedule(scenario, options.checks), options.json);
+  if (options.check) {
+    const std::vector<ScheduleCheck> verdicts = check_schedule(scenario, options.checks);
+    const bool whole = std::any_of(verdicts.begin(), verdicts.end(), [](const ScheduleCheck& v) { return v.verdict; });
+    if (whole) write_repaired(options, make_schedule(scenario));
+    return print_verdicts(verdicts, options.json);
+  }
   if (csv && !names_file(scenario.schedule)) check_csv(find_family(scenario.schedule), scenario.shape.num_slices());
   return write_schedule(options, make_schedule(scenario), scenario.schedule);
 }
@@ -217,25 +236,21 @@ Subcommand add_schedule_command(CLI::App& app) {
   command->add_option("name", options->name,
                       "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one");
   add_output(*command, "-o,--output", options->output,
-             "Write to this file: .json (sluice.schedule/1), .csv (PyTorch's format) or .dot (GraphViz)");
+             "Write to this file: .json (sluice.schedule/1), .csv (PyTorch's format) or .dot (GraphViz); with --check, "
+             "with sends and receives in an order that passes with all communicators");
   command->add_flag("--check", options->check, "Run all checks and print their results (default: off)");
-  command->add_option(
-      "--communicators", options->checks.communicators,
+  command->add_option_function<std::string>(
+      "--communicators", [options](const std::string& text) { read_communicators(text, options->checks); },
       "With --check: the communicators of messages, each one queue per rank: one, direction (activations "
       "and gradients), pair (of ranks), edge (ordered pair of ranks), logical (ordered pair of stages), "
-      "or a .json file (default: all but files)");
+      "or a .json file (default: all but files); and, after commas, serialized (all communication of a GPU is one "
+      "queue, "
+      "as in captured CUDA graphs), batched (sends and receives with no op between them are one group), and for "
+      "schedules "
+      "without communication deferred (receives as with PyTorch's defer_pp_recv) or late (right before their use)");
   add_choice(*command, "--wait", options->checks.wait, {"device", "stream", "host"},
              "With --check: what communication waits for: device (its data), stream (also all compute before it, as in "
              "PyTorch), host (the rank blocks on each send and receive) (default: stream)");
-  command->add_flag("--serialized", options->checks.serialized,
-                    "With --check: all communication of a GPU is one queue, as in captured CUDA graphs (default: off)");
-  command->add_flag("--batched", options->checks.batched,
-                    "With --check: sends and receives with no op between them are one group (default: off)");
-  add_choice(*command, "--receives", options->checks.receives, {"early", "deferred", "late"},
-             "With --check or --communication, of schedules without communication: receives with the matching sends "
-             "(early), as with PyTorch's defer_pp_recv (deferred), right before their use (late) (default: early)");
-  command->add_flag("--repair", options->repair,
-                    "Write sends and receives in one total order, which passes with all communicators (default: off)");
   command->add_flag("--communication", options->communication,
                     "Write sends and receives too: those of the file, or else placed as PyTorch does (default: off)");
   command->add_flag("--merge-backward", options->checks.merge_backwards,

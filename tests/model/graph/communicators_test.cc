@@ -354,7 +354,7 @@ TEST(Communicators, AreReadFromFiles) {
     return std::string("accepted");
   };
   const CommunicatorMapping read = mapping(
-      R"([{"name": "down", "direction": "forward", "ranks": [[0, 1]]}, {"name": "wrap", "stages": [[1, 2]]},
+      R"([{"name": "down", "direction": "forward", "rank_pairs": [[0, 1]]}, {"name": "wrap", "stage_pairs": [[1, 2]]},
           {"name": "rest"}])");
   EXPECT_EQ(read.communicator({.from = 0, .to = 1, .stage = 0}), "down");
   EXPECT_EQ(read.communicator({.from = 1, .to = 0, .stage = 1}), "wrap");
@@ -363,8 +363,8 @@ TEST(Communicators, AreReadFromFiles) {
       error(R"([{"name": "a", "direction": "backward"}])"),
       ": /communicators: expected one for each message, got none for activations from stage 0 on rank 0 to rank 1");
   EXPECT_EQ(error(R"([{"nam": "a"}])").substr(0, 24), ": /communicators/0/name:");
-  EXPECT_EQ(error(R"([{"name": "a", "ranks": [[0]]}])"),
-            ": /communicators/0/ranks/0: expected [sender, receiver], got [0]");
+  EXPECT_EQ(error(R"([{"name": "a", "rank_pairs": [[0]]}])"),
+            ": /communicators/0/rank_pairs/0: expected [sender, receiver], got [0]");
   try {
     communicator_mapping("edges", "--communicators");
     FAIL();
