@@ -101,7 +101,7 @@ struct CommunicatorVerdict {
 // Preconditions: each message has one send and one receive, each collective is at most once in a list.
 CommunicatorVerdict check_communicators(const HostProgram& program, const CommunicatorModel& model);
 
-// "0SEND_F1 on rank 0 -[match]-> 1RECV_F1 on rank 1 -[queue pp]-> ...": each waits for the next.
+// "0SEND_F1 on rank 0 -[match]-> 1RECV_F1 on rank 1 -[queue pipeline]-> ...": each waits for the next.
 std::string to_string(const std::vector<CycleStep>& cycle);
 
 }  // namespace sluice::model

@@ -209,7 +209,7 @@ std::string cycle_of_late_sends(const Schedule& schedule) {
 
 std::span<const CommunicatorMapping> communicator_mappings() {
   static const std::vector<CommunicatorMapping> mappings = {
-      {"one", [](const Message&) { return std::string("pp"); }},
+      {"one", [](const Message&) { return std::string("pipeline"); }},
       {"direction", [](const Message& m) { return std::string(m.forward ? "forward" : "backward"); }},
       {"pair", [](const Message& m) { return fmt::format("{}:{}", std::min(m.from, m.to), std::max(m.from, m.to)); }},
       {"edge", edge_name},

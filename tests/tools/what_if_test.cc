@@ -506,13 +506,14 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
   EXPECT_EQ(hangs.exit_code, 4);
   EXPECT_NE(hangs.out.find("ok    deadlock"), std::string::npos);
   const std::string cycle =
-      "0SEND_F1 at row 1, cell 4 -[match]-> 1RECV_F1 at row 2, cell 6 -[queue pp]-> 1SEND_B0 at row 2, cell 4 "
-      "-[match]-> 0RECV_B0 at row 1, cell 7 -[queue pp]-> 0SEND_F2 at row 1, cell 6 -[queue pp]-> 0SEND_F1 at row 1, "
+      "0SEND_F1 at row 1, cell 4 -[match]-> 1RECV_F1 at row 2, cell 6 -[queue pipeline]-> 1SEND_B0 at row 2, cell 4 "
+      "-[match]-> 0RECV_B0 at row 1, cell 7 -[queue pipeline]-> 0SEND_F2 at row 1, cell 6 -[queue pipeline]-> 0SEND_F1 "
+      "at row 1, "
       "cell 4";
   EXPECT_EQ(hangs.err, "sluice: hangs: " + cycle + "\n");
   const json found = json::parse(check(text, "--communicators one --json").out).at("checks").back();
   EXPECT_EQ(found.at("cycle").size(), 5U);
-  EXPECT_EQ(found.at("cycle")[1].at("reason"), "queue pp");
+  EXPECT_EQ(found.at("cycle")[1].at("reason"), "queue pipeline");
   EXPECT_EQ(found.at("repaired_order").size(), 2U);
   EXPECT_EQ(check(text, "--wait host").exit_code, 4);
   EXPECT_EQ(check(text, "--communicators direction").exit_code, 0);

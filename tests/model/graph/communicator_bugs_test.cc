@@ -77,8 +77,9 @@ TEST(CommunicatorBugs, LoopedSendsBeforeReceives) {
   EXPECT_THAT(verdicts(program), ElementsAre("ok", "ok", "ok", "ok"));
   const HostProgram hangs = lists(2, {"0SEND_F1 2RECV_F0", "1SEND_F0 1RECV_F1"});
   EXPECT_THAT(verdicts(hangs), ElementsAre("hang", "hang", "hang", "ok"));
-  EXPECT_EQ(to_string(verdict(hangs, "one").cycle),
-            "0SEND_F1 -[match]-> 1RECV_F1 -[queue pp]-> 1SEND_F0 -[match]-> 2RECV_F0 -[queue pp]-> 0SEND_F1");
+  EXPECT_EQ(
+      to_string(verdict(hangs, "one").cycle),
+      "0SEND_F1 -[match]-> 1RECV_F1 -[queue pipeline]-> 1SEND_F0 -[match]-> 2RECV_F0 -[queue pipeline]-> 0SEND_F1");
   EXPECT_THAT(verdicts(lists(2, {"0SEND_F1+2RECV_F0", "1SEND_F0+1RECV_F1"})), ElementsAre("ok", "ok", "ok", "ok"));
   // A group at one of both ranks is enough.
   EXPECT_THAT(verdicts(lists(2, {"0SEND_F1+2RECV_F0", "1SEND_F0 1RECV_F1"})), ElementsAre("ok", "ok", "ok", "ok"));

@@ -133,7 +133,7 @@ HostProgram random_program(std::mt19937& random, bool shuffled) {
     if (below(2) == 0) lists[static_cast<std::size_t>(to)].push_back({.compute = true});
     if (below(8) == 0) {
       for (auto& list : lists) list.push_back({.collective = static_cast<int>(program.collectives.size())});
-      program.collectives.push_back(below(2) == 0 ? "pp" : "dp");
+      program.collectives.push_back(below(2) == 0 ? "pipeline" : "dp");
     }
   }
   for (auto& list : lists) {
