@@ -129,7 +129,7 @@ class CommunicatorGraph {
   std::vector<WaitEdge> edges_;
 };
 
-// Builds the graph. Item i of a rank, numbered over all ranks, has the nodes 2i (start) and 2i + 1 (end); after them,
+// Builds the graph. Items are numbered rank by rank, and item i has the nodes 2i (start) and 2i + 1 (end); after them,
 // each collective has one node between the starts and the ends of its members.
 class CommunicatorCheck {
  public:

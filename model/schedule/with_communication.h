@@ -10,7 +10,7 @@ namespace sluice::model {
 // runs without buffering. Throws ScheduleError if the ops alone deadlock.
 //
 // PyTorch's runtime has inserted RESHARD and REDUCE_GRAD before, which delay a rank by two rounds after the last op of
-// a stage. With `runtime_actions` the order is that of the runtime (2.13), otherwise that of the ops alone.
+// one of its stages. With `runtime_actions` the order is that of the runtime (2.13), otherwise that of the ops alone.
 Schedule with_communication(const Schedule& schedule, bool runtime_actions = false);
 
 // Returns the schedule without communication.

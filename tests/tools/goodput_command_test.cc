@@ -123,7 +123,8 @@ TEST(GoodputCommand, ComputesDaysForTokensAndCosts) {
 }
 
 TEST(GoodputCommand, RejectsWrongInput) {
-  EXPECT_THAT(error("--days 5"), HasSubstr("expected a scenario, or --gpus and --step-time"));
+  EXPECT_THAT(error("--days 5"), HasSubstr("expected a scenario, or --gpus above 0"));
+  EXPECT_THAT(error("--gpus -1 --days 5"), HasSubstr("expected a scenario, or --gpus above 0"));
   EXPECT_THAT(error("--gpus 8 --mtbf 3"), HasSubstr("--mtbf: expected a time with its unit, such as 3h or 3s"));
   EXPECT_THAT(error("--gpus 8 --mtbf soon"), HasSubstr("--mtbf: expected a time"));
   EXPECT_THAT(error("--gpus 8 --failures llama3-405"), HasSubstr("did you mean 'llama3-405b'?"));

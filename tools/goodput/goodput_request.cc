@@ -140,7 +140,7 @@ class SettingBuilder {
       setting_.gpus = document_value("--gpus", 0.0);
       replicas_ = document_value("--dp", 1);
       setting_.node_gpus = 8;
-      if (setting_.gpus <= 0) fail("expected a scenario, or --gpus and --step-time");
+      if (setting_.gpus <= 0) fail("expected a scenario, or --gpus above 0");
     }
     if (!request_.step_time.empty()) {
       setting_.step_s = parse_seconds(request_.step_time, "--step-time");
