@@ -80,7 +80,7 @@ for package in "${packages[@]}"; do
 done
 
 cp tools/gpu_check.sh "$bundle/tools"
-cp benchmarks/kernels/pytorch_{layer,loss,pipeline,rates}.py "$bundle/benchmarks/kernels"
+cp benchmarks/kernels/{pytorch_{layer,loss,pipeline,rates,scans},nccl_communicators}.py "$bundle/benchmarks/kernels"
 cp LICENSE "$bundle"
 cp docs/cluster.md docs/formats.md "$bundle/docs"
 commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)

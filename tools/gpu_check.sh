@@ -13,7 +13,7 @@ Tests and measures on a machine with one GPU. Each group writes its logs and a s
 OUTPUT/GROUP.tar.gz. A step that fails does not stop the later ones.
 
   --group GROUP    correctness: doctor, tests of devices and kernels, training on partitions and streams, NCCL
-                   between two processes on one GPU, compute-sanitizer.
+                   between two processes on one GPU, hangs of communicators, compute-sanitizer.
                    speed: layers, weight gradients and attention beside PyTorch; ncu on the five slowest kernels.
                    circle: executor overhead, predictions and runs on 2, 4 and 8 partitions, a loss curve beside PyTorch.
                    all (default): one after the other
@@ -360,6 +360,14 @@ correctness() {
     step tests nccl-tests 60 "$(program exec_test)" --gtest_filter="$communicators"
   fi
 
+  # Hangs and swapped data of real communicators, against the verdicts of `sluice schedule --check`.
+  if [ -n "$python" ]; then
+    gpu_step any communicators 130 "$python" benchmarks/kernels/nccl_communicators.py --sluice "$sluice" --seconds 3 --limit 110 \
+      --json "$results/communicators.json"
+  else
+    missing python3 "lists of sends and receives over NCCL"
+  fi
+
   local sanitizer
   sanitizer=$(cuda_tool compute-sanitizer)
   if [ -z "$sanitizer" ]; then
@@ -419,6 +427,11 @@ speed() {
     fi
   fi
 
+  if has_pytorch && "$python" -c "import mamba_ssm" 2>/dev/null; then
+    gpu_step any pytorch-scans 150 "$python" benchmarks/kernels/pytorch_scans.py --kernels mamba2,conv --seconds 140
+  else
+    row pytorch-scans 'LEFT OUT' "mamba-ssm is not installed"
+  fi
   if has_pytorch; then gpu_step any pytorch-rates 130 "$python" benchmarks/kernels/pytorch_rates.py --seconds 110; fi
 
   # One forward, one backward and one weight gradient of a layer, after the launches that measure the peak.

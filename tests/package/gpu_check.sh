@@ -62,7 +62,7 @@ packed() { grep -qx "$1/$2" <<<"$(tar -tzf "$work/results/$1.tar.gz")" || fail "
 stub "$work/stubs/ncu" '"ID","Kernel Name","Metric Value"\n"0","b","5"\n"1","a","9"\n"2","b","7"\n'
 check 0
 says 'correctness: NVIDIA Stub, sm_90, .*, stubs 0' 'doctor +ok' 'gpu-tests-kernels +ok .* 1 tests passed, 1 skipped' \
-  'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'sanitizer-racecheck-kernels +ok' 'layers-beside-pytorch +ok .* 1 rows timed, some left out' \
+  'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'communicators +ok' 'sanitizer-racecheck-kernels +ok' 'layers-beside-pytorch +ok .* 1 rows timed, some left out' 'pytorch-scans +ok' \
   'ncu-kernel-1 +ok' 'ncu-kernel-2 +ok' 'executor +ok' 'validate-green-8 +ok' 'losses-beside-pytorch +ok' 'schedules-in-pytorch +ok' \
   'all steps passed'
 grep -q 'launch-skip 21 ' <<<"$(grep -A 1 'set full --clock-control none --launch-skip 22 ' "$work/calls" | tail -n 1)" || fail "ncu profiles other kernels: $(grep ^ncu "$work/calls")"
