@@ -22,7 +22,11 @@ constexpr double kDeltaRate = 0.66e12;
 constexpr double kChannelDeltaRate = 0.39e12;
 // causal_conv1d on H100 to B300: a multiply-add per tap and element; it is slower than memory there.
 constexpr double kConvolutionRate = 43e9;
-constexpr double kBackward = 2.5;  // FLOPs of I over those of F: an estimate
+// Time of I over that of F: mamba_chunk_scan_combined on H200 took 3.4 to 4.0 times as long (mean of six shapes 3.72;
+// see benchmarks/results/2026-11-27-nvidia-h200). fla's rules recompute their forward likewise, but were not measured.
+constexpr double kBackward = 3.7;
+// Convolutions as long as one forward in I: the result before the activation again, and two gradients.
+constexpr int kConvolutionsInBackward = 3;
 
 }  // namespace
 
@@ -107,9 +111,9 @@ double Scan::rate() const {
   return delta() ? kDeltaRate : kDecayRate;
 }
 
-KernelCall Scan::convolution(std::string_view name, int results, double elements) const {
-  const double flops = results * 2 * options_.convolution * elements;
-  return rated_by_multiprocessor(name, flops, kConvolutionRate, 2 * (1 + results) * elements);
+KernelCall Scan::convolution(std::string_view name, int times, int tensors, double elements) const {
+  const double flops = times * 2 * options_.convolution * elements;
+  return rated_by_multiprocessor(name, flops, kConvolutionRate, 2 * tensors * elements);
 }
 
 double Scan::core_flops(std::int64_t tokens, std::int64_t /*context*/) const {
@@ -138,7 +142,7 @@ void Scan::add_forward(const BlockCall& call, Kernels& out) const {
     add_linear(out, training, "gates up", s.rows, options_.head_dim, low / options_.head_dim * x);
   }
   add_exchange("heads of scan", call, s.rows * in, out);
-  if (z > 0) out.push_back(convolution("convolution", 1, s.rows * z));
+  if (z > 0) out.push_back(convolution("convolution", 1, 2, s.rows * z));
   out.push_back(rated_by_multiprocessor("scan", flops, rate(), 2 * s.rows * (in + x)));
   out.push_back(memory("gated norm", 6 * s.rows * x));
   add_exchange("tokens of scan", call, s.rows * x, out);
@@ -160,7 +164,7 @@ void Scan::add_input_gradient(const BlockCall& call, Kernels& out) const {
   add_exchange("tokens of d scan", call, s.rows * x, out);
   out.push_back(memory("d gated norm", 10 * s.rows * x, 2));
   out.push_back(rated_by_multiprocessor("d scan", flops, rate(), 4 * s.rows * (in + x)));
-  if (z > 0) out.push_back(convolution("d convolution", 2, s.rows * z));
+  if (z > 0) out.push_back(convolution("d convolution", kConvolutionsInBackward, 3, s.rows * z));
   add_exchange("heads of d scan", call, s.rows * in, out);
   if (low > 0) {
     add_linear_gradient(out, training, "d gates up", s.rows, low / options_.head_dim * x, options_.head_dim);

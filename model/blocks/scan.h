@@ -59,7 +59,7 @@ class Scan : public Block {
   std::int64_t matrix_elements(int tp) const;
   double flops_per_token() const;
   double rate() const;  // of a multiprocessor in its scan, FLOP/s
-  KernelCall convolution(std::string_view name, int results, double elements) const;
+  KernelCall convolution(std::string_view name, int times, int tensors, double elements) const;
   bool delta() const { return options_.rule == Rule::gated_delta || options_.rule == Rule::kimi_delta; }
   void add_forward(const BlockCall& call, Kernels& out) const;
   void add_input_gradient(const BlockCall& call, Kernels& out) const;
