@@ -102,8 +102,8 @@ struct KernelCall {
   bool captured = false;                        // in a CUDA graph
   int group = 0;  // number of experts for each of which the host launches it; 0: it launches `count` kernels
 
-  // Number of launches by an op's host thread: collectives of sharded parameters are launched ahead.
-  int launched() const { return kind == KernelClass::sharding || captured ? 0 : group > 0 ? group : count; }
+  // Whether an op's host thread launches it apart: collectives of sharded parameters are launched ahead.
+  bool launched() const { return kind != KernelClass::sharding && !captured; }
 };
 
 using Kernels = std::vector<KernelCall>;

@@ -190,16 +190,28 @@ bool AnalyticCost::replays_graph(const std::vector<KernelCall>& calls) const {
 
 int AnalyticCost::launches(const std::vector<KernelCall>& calls) const {
   int out = replays_graph(calls) ? 1 : 0;
-  for (const KernelCall& call : calls) out += call.launched();
+  for (const KernelCall& call : calls) {
+    if (call.launched()) out += call.group > 0 ? call.group : call.count;
+  }
   return out;
 }
 
-double AnalyticCost::host_s(int launches) const { return launches * software_.issue_s / cluster_.host_speed; }
+double AnalyticCost::host_s(const std::vector<KernelCall>& calls) const {
+  const bool graphs = training_.graph_implementation != Training::GraphImplementation::none;
+  double seconds = replays_graph(calls) ? software_.issue_s : 0;
+  for (const KernelCall& call : calls) {
+    if (!call.launched()) continue;
+    const bool exchange = call.kind == KernelClass::expert_all_to_all && !graphs;
+    seconds += call.group > 0 ? call.group * software_.expert_issue_s
+                              : call.count * (exchange ? software_.dispatch_issue_s : software_.issue_s);
+  }
+  return seconds / cluster_.host_speed;
+}
 
 double AnalyticCost::part_s(const KernelPart& part) const {
   double device = 0;
   for (const KernelCall& call : part.calls) device += kernel_s(call);
-  return std::max(device, host_s(launches(part.calls)));
+  return std::max(device, host_s(part.calls));
 }
 
 double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
@@ -260,7 +272,7 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   double host = 0;
   const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
-      host += part.repeats * host_s(launches(part.calls));
+      host += part.repeats * host_s(part.calls);
       for (const KernelCall& call : part.calls) {
         const bool overlaps = call.kind != KernelClass::sharding;
         (!is_collective(call.kind) ? device : overlaps ? hidden : exposed) += part.repeats * kernel_s(call);
@@ -348,7 +360,7 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
   double& head = kind == OpKind::F ? out.after_s : out.before_s;
   // Of a layer. The graph of a backward includes its weight gradients.
   struct Host {
-    int launches = 0;
+    double seconds = 0;
     bool replays = false;
   };
   std::vector<Host> hosts;
@@ -372,7 +384,7 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
         times.of(pass, call.part) += call.count * alone;
         times.delay(pass, call.part) += call.count * (contention.beside(time).seconds() - alone);
       }
-      const int issued = launches(part.calls);
+      const double issued = host_s(part.calls);
       const bool replays = replays_graph(part.calls);
       for (int i = 0; i < part.repeats; ++i, ++layer) {
         if (layer == hosts.size()) {
@@ -382,12 +394,12 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
         const std::size_t index = LayerTimes::pass_index(pass);
         out.layers[layer].seconds[index] = times.seconds[index];
         out.layers[layer].delays[index] = times.delays[index];
-        hosts[layer].launches += issued - (replays && hosts[layer].replays ? 1 : 0);
+        hosts[layer].seconds += issued - (replays && hosts[layer].replays ? launch_s() : 0);
         hosts[layer].replays |= replays;
       }
     }
   }
-  for (const Host& host : hosts) out.host_s.push_back(host_s(host.launches));
+  for (const Host& host : hosts) out.host_s.push_back(host.seconds);
   if (kind != OpKind::F) {
     std::reverse(out.layers.begin(), out.layers.end());
     std::reverse(out.host_s.begin(), out.host_s.end());
@@ -553,8 +565,8 @@ double AnalyticCost::optimizer_s(int stage) const {
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // per rank
-  const double on_gpu =
-      bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) + kKernels * std::max(gpu.kernel_s, host_s(1));
+  const double on_gpu = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
+                        kKernels * std::max(gpu.kernel_s, launch_s());
   return software_.step_s / chunks + (offloaded > 0 ? with_offload_s(on_gpu, offloaded, adam) : on_gpu);
 }
 

@@ -82,7 +82,9 @@ class AnalyticCost : public CostModel {
   std::optional<double> measured_s(const KernelCall& call) const;
   // Number of times that the host launches kernels for this part of a stage. The kernels of a CUDA graph count once.
   int launches(const std::vector<KernelCall>& calls) const;
-  double host_s(int launches) const;
+  // The host's time to launch them.
+  double host_s(const std::vector<KernelCall>& calls) const;
+  double launch_s() const { return software_.issue_s / cluster_.host_speed; }
   double with_offload_s(double on_gpu, double offloaded, int adam) const;
 
   const StageContents& contents(int stage) const { return stages_[stage]; }

@@ -33,12 +33,11 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
                              .measured = cost.measured_s(call).has_value()});
       device += seconds;
     }
-    const int issued = cost.launches(part.calls);
-    const double host = cost.host_s(issued);
+    const double host = cost.host_s(part.calls);
     if (host > device) {
       out.kernels.push_back({.part = part.name,
                              .name = "waiting for the host",
-                             .count = issued * part.repeats,
+                             .count = cost.launches(part.calls) * part.repeats,
                              .seconds = part.repeats * (host - device),
                              .limit = Limit::host});
     }

@@ -27,25 +27,25 @@ constexpr const char* kKernelsGroup = "Kernels, precision and overlap";
 
 // What the examples of settings of experts and of latent attention need besides.
 constexpr const char* kExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048}, "parallelism": {"ep": 4, "sequence_parallel": true}})";
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 4, "sequence_parallel": true}})";
 constexpr const char* kExpertsOnTwo =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048}, "parallelism": {"ep": 2, "sequence_parallel": true}})";
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 2, "sequence_parallel": true}})";
 constexpr const char* kExpertsOnEight =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048}, "parallelism": {"ep": 8, "sequence_parallel": true}})";
-constexpr const char* kWithoutReplicas = R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048},)"
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 8, "sequence_parallel": true}})";
+constexpr const char* kWithoutReplicas = R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192},)"
                                          R"( "parallelism": {"dp": null, "ep": 8, "sequence_parallel": true}})";
 constexpr const char* kJointExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048}, "schedule": {"name": "dualpipe"},)"
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "schedule": {"name": "dualpipe"},)"
     R"( "parallelism": {"ep": 4, "sequence_parallel": true}})";
 constexpr const char* kLimitedExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048},)"
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192},)"
     R"( "parallelism": {"ep": 4, "sequence_parallel": true, "moe_expert_capacity_factor": 2}})";
 constexpr const char* kManyExperts =
-    R"({"model": {"num_experts": 128, "moe_ffn_hidden_size": 512}, "parallelism": {"tp": 1, "dp": 4, "ep": 2}})";
-constexpr const char* kGraphsOfLayers = R"({"model": {"num_experts": 128, "moe_ffn_hidden_size": 512},)"
+    R"({"model": {"num_experts": 256, "moe_ffn_hidden_size": 512}, "parallelism": {"tp": 1, "dp": 4, "ep": 2}})";
+constexpr const char* kGraphsOfLayers = R"({"model": {"num_experts": 256, "moe_ffn_hidden_size": 512},)"
                                         R"( "parallelism": {"tp": 1, "dp": 4, "ep": 2, "cuda_graph_impl": "local"}})";
 constexpr const char* kSharedExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 2048, "moe_shared_expert_intermediate_size": 2048},)"
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192, "moe_shared_expert_intermediate_size": 2048},)"
     R"( "parallelism": {"sequence_parallel": true}})";
 constexpr const char* kGroupsPerToken = R"({"model": {"num_experts": 16, "moe_router_group_topk": 2},)"
                                         R"( "parallelism": {"sequence_parallel": true}})";

@@ -79,7 +79,7 @@ TEST(Unwoven, ExpertsWithoutJointBlocksHaveIdenticalTimelines) {
   const json experts = {{"model", "qwen3-30b-a3b"},
                         {"cluster", "dgx-h100"},
                         {"parallelism", {{"pp", 2}, {"dp", 8}, {"ep", 8}}},
-                        {"batch", {{"microbatches", 8}, {"sequence_length", 4096}}}};
+                        {"batch", {{"microbatches", 8}, {"micro_batch", 4}, {"sequence_length", 4096}}}};
   int families = 0;
   int woven = 0;
   for (const Family& family : all_families()) {

@@ -75,7 +75,7 @@ struct Reader {
 
 std::vector<Reader> readers() {
   json experts = dense_scenario();
-  experts["model"].update(json::parse(R"({"num_experts": 16, "moe_ffn_hidden_size": 2048,
+  experts["model"].update(json::parse(R"({"num_experts": 16, "moe_ffn_hidden_size": 8192,
       "moe_layer_freq": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]})"));
   experts["parallelism"].update({{"ep", 4}, {"sequence_parallel", true}});
   json uniform =
@@ -121,7 +121,7 @@ constexpr std::string_view kTinyJointExperts =
     R"({"model": {"num_experts": 8, "moe_ffn_hidden_size": 32}, "parallelism": {"tp": 2, "dp": 2, "ep": 4},)"
     R"( "batch": {"global_batch": 16}, "schedule": {"name": "dualpipe"}})";
 constexpr std::string_view kFewExperts =
-    R"({"model": {"num_layers": 8, "num_experts": 16, "moe_ffn_hidden_size": 2048}})";
+    R"({"model": {"num_layers": 8, "num_experts": 16, "moe_ffn_hidden_size": 8192}})";
 constexpr std::string_view kAllExperts = R"({"model": {"moe_layer_freq": null}})";
 constexpr std::string_view kAllExpertsInterleaved =
     R"({"model": {"moe_layer_freq": null}, "schedule": {"name": "interleaved-1f1b"}})";

@@ -117,7 +117,7 @@ TEST(ExpertKernels, AreLaunchedOnceOrOncePerExpert) {
     int launches = 0;
     for (const KernelCall& call : layer_kernels(model, training, kind, {1, kTokens, 0}, LayerKind::experts)) {
       if (call.part == LayerPart::experts && (call.gemm.batch > 1 || call.kind == KernelClass::cast)) {
-        launches += call.launched();
+        launches += call.group > 0 ? call.group : call.count;
       }
     }
     return launches;
@@ -237,12 +237,16 @@ TEST(CudaGraphs, SaveTheTimeOfTheHost) {
   const auto host_s = [&](OpKind kind) {
     const AnalyticCost cost = expert_cost_of(model, training);
     for (const KernelPart& part : cost.parts(kind, 0, {1, kTokens, 0})) {
-      if (part.name == "MoE layer") return cost.host_s(cost.launches(part.calls));
+      if (part.name == "MoE layer") return cost.host_s(part.calls);
     }
     return -1.0;
   };
-  const double launch_s = expert_cost_of(model, training).host_s(1);
-  const double eager = host_s(OpKind::F);
+  const AnalyticCost without = expert_cost_of(model, training);
+  const double launch_s = without.launch_s();
+  const double whole = host_s(OpKind::F);
+  // A dispatch and a combine take longer without graphs.
+  const Software software = load_software("megatron-lm");
+  const double eager = whole - 2 * (software.dispatch_issue_s - software.issue_s) / without.cluster().host_speed;
   using enum GraphModule;
   training.graph_implementation = Training::GraphImplementation::transformer_engine;
   // Norm 1, QKV, two norms and two rotations, attention, projection, residual 1, norm 2 and residual 2 become one.
@@ -254,7 +258,7 @@ TEST(CudaGraphs, SaveTheTimeOfTheHost) {
   training.graph_modules = moe;
   EXPECT_NEAR(host_s(OpKind::F) / launch_s, 11 + 1, 1e-9);
   training.graph_modules = mlp;  // of dense layers
-  EXPECT_DOUBLE_EQ(host_s(OpKind::F), eager);
+  EXPECT_NEAR(host_s(OpKind::F), eager, 1e-12);
   training.graph_implementation = Training::GraphImplementation::full_iteration;
   EXPECT_EQ(host_s(OpKind::F), 0);
   EXPECT_EQ(host_s(OpKind::B), 0);
