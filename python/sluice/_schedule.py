@@ -155,9 +155,13 @@ class Schedule:
         """Returns the schedule as the text of a schedule file."""
         return self._schedule.json()
 
-    def check(self) -> list[dict[str, Any]]:
-        """Returns the checks of ``sluice schedule --check``: name, verdict (ok, note or error) and detail of each."""
-        checks: list[dict[str, Any]] = json.loads(self._schedule.checks())["checks"]
+    def check(self, communicators: str = "", wait: str = "stream") -> list[dict[str, Any]]:
+        """Returns the checks of ``sluice schedule --check``: name, verdict (ok, note or error) and detail of each.
+
+        ``communicators`` and ``wait`` are the values of its flags; without ``communicators``, all mappings are checked.
+        The check of one has the cycle of a hang (rank, item, reason) and the swapped messages. Raises InputError.
+        """
+        checks: list[dict[str, Any]] = json.loads(self._schedule.checks(communicators, wait))["checks"]
         return checks
 
     def with_merged_backwards(self) -> Schedule:

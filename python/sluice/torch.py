@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Union
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as _pipelining
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from . import _core
@@ -48,6 +49,7 @@ __all__ = [
     "Kernel",
     "Model",
     "Profile",
+    "check",
     "core_wait_s",
     "model",
     "profile",
@@ -77,6 +79,41 @@ def refusal(schedule: Schedule) -> str:
     except _core.InputError as error:
         return str(error)
     return ""
+
+
+def _communicating(schedule: Schedule, defer_pp_recv: bool) -> Schedule:
+    """Returns a schedule with the sends and receives that the installed version adds to its ops."""
+    rows = [row.split(",") for row in schedule.to_csv().splitlines()]
+    actions = {rank: [_pipelining._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
+    placement = schedule.placement[0]
+    actions = _pipelining._add_send_recv(actions, placement.__getitem__, schedule.num_stages)
+    if defer_pp_recv:
+        defer = getattr(_pipelining, "_defer_recv_ops", None)
+        if defer is None:
+            raise _core.InputError(f"sluice.torch: PyTorch {torch.__version__} has no defer_pp_recv")
+        actions = defer(actions, placement.__getitem__)
+    text = "".join(",".join(map(str, actions[rank])) + "\n" for rank in range(schedule.num_ranks))
+    return Schedule.from_csv(text)
+
+
+def check(schedule: Schedule, *, eager: bool = False, defer_pp_recv: bool = False) -> dict[str, Any]:
+    """Decides whether PyTorch's pipelining of the installed version hangs on a schedule over NCCL, or swaps messages.
+
+    A schedule of ops gets the sends and receives of the installed version, with ``defer_pp_recv`` those of the option of
+    that name; a schedule with sends and receives keeps them. Two ranks share a communicator, and with ``eager``
+    (``init_process_group`` with a ``device_id``) all ranks of the group; messages wait for all compute that was issued
+    before them. Returns the check of ``Schedule.check``, and the version as ``torch``. Nothing is run, and no process
+    group is needed. Raises InputError for a schedule that the runtime cannot express.
+    """
+    reason = refusal(schedule)
+    if reason:
+        raise _core.InputError(reason)
+    if not schedule._schedule.has_communication:
+        schedule = _communicating(schedule, defer_pp_recv)
+    elif defer_pp_recv:
+        raise _core.InputError("sluice.torch: defer_pp_recv: the schedule has sends and receives of its own")
+    (verdict,) = (each for each in schedule.check("one" if eager else "pair", "stream") if "cycle" in each)
+    return {**verdict, "torch": str(torch.__version__)}
 
 
 def stages_of(schedule: Schedule, group: Any = None) -> list[int]:

@@ -7,7 +7,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <tuple>
 
 #include "model/errors.h"
@@ -79,6 +82,21 @@ std::vector<OpTuple> ops_of(const Schedule& schedule, int rank) {
   return out;
 }
 
+// The document of `schedule --check --json`; `communicators` and `wait` are the values of its flags.
+std::string checks_of(const Schedule& schedule, const std::string& communicators, const std::string& wait) {
+  static constexpr std::string_view kWaits[] = {"device", "stream", "host"};  // by HostWait
+  CheckOptions options;
+  const auto* const found = std::find(std::begin(kWaits), std::end(kWaits), wait);
+  if (found == std::end(kWaits)) {
+    throw InputError(fmt::format("wait: expected device, stream or host, got '{}'", printable(wait, true)));
+  }
+  options.wait = static_cast<HostWait>(found - std::begin(kWaits));
+  if (!communicators.empty()) read_communicators(communicators, options);
+  std::vector<ScheduleCheck> verdicts;
+  check_further(schedule, schedule.family(), options, verdicts);
+  return json_text(checks_document(verdicts));
+}
+
 }  // namespace
 
 void bind_schedule(nb::module_& module) {
@@ -93,12 +111,7 @@ void bind_schedule(nb::module_& module) {
       .def("ops", &ops_of, "rank"_a)
       .def("with_communication", [](const Schedule& schedule) { return with_communication(schedule); })
       .def("with_merged_backwards", &with_merged_backwards)
-      .def("checks",
-           [](const Schedule& self) {
-             std::vector<ScheduleCheck> verdicts;
-             check_further(self, self.family(), {}, verdicts);
-             return json_text(checks_document(verdicts));
-           })
+      .def("checks", &checks_of, "communicators"_a, "wait"_a)
       .def("peak_in_flight", &peak_in_flight, "rank"_a)
       .def_prop_ro("family", &Schedule::family)
       .def_prop_ro("num_ranks", &Schedule::num_ranks)
@@ -109,6 +122,7 @@ void bind_schedule(nb::module_& module) {
       .def_prop_ro("slice_lengths", [](const Schedule& self) { return self.shape(0).slice_lengths; })
       .def_prop_ro("num_sequences", [](const Schedule& self) { return self.shape(0).sequences; })
       .def_prop_ro("num_ops", &Schedule::num_ops)
+      .def_prop_ro("has_communication", &Schedule::has_communication)
       .def_prop_ro("split_backward", &Schedule::split_backward)
       .def_prop_ro("routes", [](const Schedule& self) { return self.routes(); });
 }

@@ -152,6 +152,35 @@ def test_wrong_processes(tmp_path):
         dist.destroy_process_group()
 
 
+def test_check_of_what_the_installed_version_sends():
+    import sluice.torch
+
+    interleaved = sluice.schedule("interleaved-1f1b", pp=2, microbatches=4, vpp=2)
+    for eager in (False, True):
+        verdict = sluice.torch.check(interleaved, eager=eager)
+        assert (verdict["verdict"], verdict["cycle"], verdict["swaps"]) == ("ok", [], [])
+        assert verdict["check"] == ("communicators: one" if eager else "communicators: pair")
+        deferred = sluice.torch.check(interleaved, eager=eager, defer_pp_recv=True)  # pytorch#178815
+        assert deferred["verdict"] == "error" and {step["rank"] for step in deferred["cycle"]} == {0, 1}
+    # Each rank sends before it receives.
+    rows = ["0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2RECV_F1,2F1", "1RECV_F0,1F0,1RECV_F1,1F1,1SEND_F0,1SEND_F1"]
+    backward = ["2B0,2SEND_B0,2B1,2SEND_B1,0RECV_B0,0B0,0RECV_B1,0B1", "1RECV_B0,1B0,1RECV_B1,1B1,1SEND_B0,1SEND_B1"]
+    late = "".join(f"{first},{second}\n" for first, second in zip(rows, backward))
+    assert sluice.torch.check(sluice.Schedule.from_csv(late))["verdict"] == "ok"
+    early = late.replace("1RECV_F1,1F1,1SEND_F0,1SEND_F1", "1SEND_F0,1RECV_F1,1F1,1SEND_F1")
+    early = early.replace("0SEND_F1,2RECV_F0,2F0", "2RECV_F0,2F0,0SEND_F1")
+    assert sluice.torch.check(sluice.Schedule.from_csv(early))["verdict"] == "ok"
+    hangs = early.replace("2RECV_F0,2F0,0SEND_F1", "0SEND_F1,2RECV_F0,2F0")  # pytorch#172668
+    verdict = sluice.torch.check(sluice.Schedule.from_csv(hangs))
+    assert [step["item"].split(" ")[0] for step in verdict["cycle"]] == ["0SEND_F1", "1RECV_F1", "1SEND_F0", "2RECV_F0"]
+    with pytest.raises(sluice.InputError, match="sends and receives of its own"):
+        sluice.torch.check(sluice.Schedule.from_csv(late), defer_pp_recv=True)
+    with pytest.raises(sluice.InputError, match="slices"):
+        sluice.torch.check(sluice.schedule("seq1f1b", pp=2, microbatches=2, slices=2))
+    with pytest.raises(sluice.InputError, match="wait: expected device, stream or host, got 'never'"):
+        interleaved.check("one", wait="never")
+
+
 # The script of tools/gpu_check.sh, on the CPU. It finds out if gradients differ: with a tolerance of -1, they always do.
 @pytest.mark.parametrize("tolerance, code", [("1e-6", 0), ("-1", 1)])
 def test_script_for_gpus(tmp_path, tolerance, code):

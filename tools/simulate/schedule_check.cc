@@ -87,6 +87,28 @@ Schedule with_receives(const Schedule& schedule, Receives receives) {
   return receives == Receives::early ? std::move(early) : with_deferred_receives(early);
 }
 
+void read_communicators(const std::string& text, CheckOptions& out) {
+  out.any_communication = true;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word == "serialized") {
+      out.serialized = true;
+    } else if (word == "batched") {
+      out.batched = true;
+    } else if (word == "deferred") {
+      out.receives = Receives::deferred;
+    } else if (word == "late") {
+      out.receives = Receives::late;
+    } else if (out.communicators.empty()) {
+      out.communicators = word;
+    } else {
+      throw InputError(fmt::format(
+          "--communicators: expected one mapping, and serialized, batched, deferred or late, got '{}' and '{}'",
+          out.communicators, word));
+    }
+  }
+}
+
 void check_further(const Schedule& schedule, const std::string& source, const CheckOptions& options,
                    std::vector<ScheduleCheck>& out) {
   out.push_back(

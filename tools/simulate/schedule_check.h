@@ -33,6 +33,9 @@ struct CheckOptions {
   bool merge_backwards = false;
 };
 
+// Reads the value of --communicators: a mapping's name or file, and words on how messages use it. Throws InputError.
+void read_communicators(const std::string& text, CheckOptions& out);
+
 // The result of one check of `--check`.
 struct ScheduleCheck {
   std::string check;

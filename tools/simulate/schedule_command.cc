@@ -148,29 +148,6 @@ void check_flags(const ScheduleOptions& options) {
   if (options.checks.wait != CheckOptions().wait) throw InputError("--wait: needs --check");
 }
 
-// Reads the value of --communicators: a mapping's name or file, and words on how messages use it.
-void read_communicators(const std::string& text, CheckOptions& out) {
-  out.any_communication = true;
-  std::istringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    if (word == "serialized") {
-      out.serialized = true;
-    } else if (word == "batched") {
-      out.batched = true;
-    } else if (word == "deferred") {
-      out.receives = Receives::deferred;
-    } else if (word == "late") {
-      out.receives = Receives::late;
-    } else if (out.communicators.empty()) {
-      out.communicators = word;
-    } else {
-      throw InputError(fmt::format(
-          "--communicators: expected one mapping, and serialized, batched, deferred or late, got '{}' and '{}'",
-          out.communicators, word));
-    }
-  }
-}
-
 int schedule_command(const ScheduleOptions& options) {
   check_flags(options);
   const bool csv = options.output.ends_with(".csv");
