@@ -237,14 +237,23 @@ struct TrainingJob {
     const bool first_replica = of_first_replica(plan.layout(), transport.rank());
     if (first_replica) supervisor.expect(worker.starts(), worker.ends());
     auto all = transport.gather(note_of(asked_to_stop(), worker, keep && first_replica, waited_for_cores).bytes());
-    const int stop = agree_on_stop(transport, all);
-    if (transport.rank() != Transport::kRoot) return stop;
-    RunReport of_run = read_notes(std::move(all), plan, keep, report.workers);
-    of_run.first_step = first_step;
-    of_run.wall_seconds = static_cast<double>(wall_ns) / 1e9;
-    if (observer) observer(of_run);
-    if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
-    report.runs.push_back(std::move(of_run));
+    if (transport.rank() != Transport::kRoot) return agree_on_stop(transport, all);
+    const auto keep_report = [&] {
+      RunReport of_run = read_notes(std::move(all), plan, keep, report.workers);
+      of_run.first_step = first_step;
+      of_run.wall_seconds = static_cast<double>(wall_ns) / 1e9;
+      if (observer) observer(of_run);
+      if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
+      report.runs.push_back(std::move(of_run));
+    };
+    int stop = 0;
+    try {
+      stop = agree_on_stop(transport, all);
+    } catch (const Stopped&) {
+      keep_report();  // a rank that knew the decision before this one has failed in the next run
+      throw;
+    }
+    keep_report();
     return stop;
   }
 
