@@ -290,6 +290,7 @@ Software software_from_json(JsonReader reader) {
   software.memory_speed = constant_or(reader, "memory_speed", 0.1, 10, 1);
   software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
   software.grouped_kernels = choice_or(reader, "grouped_kernels", false);
+  software.fused_host_adam = choice_or(reader, "fused_host_adam", true);
   software.step_s = constant_or(reader, "step_s", 0, 100, 0);
   reader.string_or("source", "");
   reader.finish();

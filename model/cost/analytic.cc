@@ -573,9 +573,13 @@ double AnalyticCost::optimizer_s(int stage) const {
 // Ren et al. 2021 (ZeRO-Offload), section 3: the gradients of `offloaded` parameters go down, the host's Adam reads and
 // writes `adam` bytes for each, and the 16-bit parameters come back; those of ZeRO 3 are sent in 32 bits, cast on the
 // GPU (PyTorch's FSDP). Where the copies overlap, in parts, with the host's work, the longest of them remains.
+// PyTorch's AdamW on a CPU is not fused: its ten operations read and write 20 elements of 32 bits, and the two results
+// in new memory are read before they are written.
 double AnalyticCost::with_offload_s(double on_gpu, double offloaded, int adam) const {
+  constexpr int kUnfusedAdam = 4 * (20 + 2);
   const double down = offloaded * training_.gradient_bytes / cluster_.host_link_bytes_per_s;
-  const double update = offloaded * adam / cluster_.host_memory_bytes_per_s;
+  const double update =
+      offloaded * (software_.fused_host_adam ? adam : kUnfusedAdam) / cluster_.host_memory_bytes_per_s;
   const double up = offloaded * (training_.zero_stage() == 3 ? 4 : 2) / cluster_.host_link_bytes_per_s;
   return training_.overlap_optimizer_offload ? std::max({on_gpu, down, update, up}) : on_gpu + down + update + up;
 }

@@ -307,17 +307,21 @@ TEST(Rings, MoveOneOverSizeOfTheBytesPerStep) {
   EXPECT_EQ(cost_of(model, training).collective_s(CollectiveKind::gradient_reduce, 0, 1'000'000'000), 0);
 }
 
-// Gradients of 4 bytes go down, the host's Adam moves 2 x 12 + 4 + 2 bytes per parameter, and 2 come back. Half of the
-// parameters take half of it, and leave the other half of Adam on the GPU.
+// Gradients of 4 bytes go down, a fused Adam on the host moves 2 x 12 + 4 + 2 bytes per parameter, PyTorch's 88, and 2
+// come back. Half of the parameters take half of it, and leave the other half of Adam on the GPU.
 TEST(Optimizer, OnTheHost) {
   const Transformer model = example("llama3-8b/config.json");
   Training training = training_of(1, 4, 1, 2048);
   training.distributed_optimizer = true;
+  Software software = load_software("megatron-lm");
+  EXPECT_FALSE(software.fused_host_adam);
+  software.fused_host_adam = true;
   const auto step = [&](double offload, bool overlap, int zero = 1) {
     training.optimizer_offload = offload;
     training.overlap_optimizer_offload = overlap;
     training.zero = zero;
-    return cost_of(model, training).optimizer_s(0);
+    return AnalyticCost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster("dgx-a100-80gb", 1), software)
+        .optimizer_s(0);
   };
   const Cluster node = load_cluster("dgx-a100-80gb", 1);
   const StageContents all{.layers = 32, .embedding = true, .head = true};
@@ -335,6 +339,9 @@ TEST(Optimizer, OnTheHost) {
   EXPECT_NEAR(step(1, false, 3) - step(0, false, 3),
               28 * mine / node.host_memory_bytes_per_s + 8 * mine / node.host_link_bytes_per_s - on_gpu * 28 / 30,
               1e-9);
+  const double fused = step(1, false);
+  software.fused_host_adam = false;
+  EXPECT_NEAR(step(1, false) - fused, (88 - 30) * mine / node.host_memory_bytes_per_s, 1e-9);
   training.optimizer_offload = 1;
   EXPECT_THROW(cost_of(model, training, "p4d.24xlarge"), InputError);
 }
