@@ -6,7 +6,7 @@
 All ranks are processes that share one GPU. Each message has the communicator and the queue (stream) that the mapping gives
 it, and is larger than what NCCL and the network buffer. Three kinds of lists are run on the communicators one, direction,
 pair and edge: those of bugs that users reported (a hang in one order, none in the other), those of families, and families of
-which one rank issues two neighbors in exchanged order. A list hangs if no rank's queue ends another item for some seconds; data
+which one rank issues two adjacent ones in swapped order. A list hangs if no rank's queue ends another item for some seconds; data
 is swapped if a receive ends with the bytes of another message. Needs NCCL 2.28 or newer, not PyTorch. Exits with 1 if a
 verdict is refuted.
 """
@@ -370,7 +370,7 @@ def family(sluice, name, *options):
 
 
 def exchanged(rows, generator):
-    """Exchanges two neighbors in the communication of a rank, which stay behind what they need and before what needs them."""
+    """Swaps two adjacent sends or receives of a rank: a receive comes earlier or a send later, so that data dependencies hold."""
     rows = [list(row) for row in rows]
     row = generator.choice(rows)
     places = [i for i, cell in enumerate(row) if "_" in cell]
@@ -389,7 +389,7 @@ def exchanged(rows, generator):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sluice", required=True, help="path of the command")
-    parser.add_argument("--mutations", type=int, default=12, help="families with exchanged neighbors (default: 12)")
+    parser.add_argument("--mutations", type=int, default=12, help="families with two adjacent ones swapped (default: 12)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=4, help="without progress, after which a list hangs (default: 4)")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further list is run")
@@ -446,4 +446,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        sys.exit(f"nccl_communicators.py: {error}")
