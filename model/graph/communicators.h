@@ -16,6 +16,8 @@ struct Message {
   int to = 0;
   int stage = 0;        // that sends it
   bool forward = true;  // an activation; otherwise a gradient
+  int microbatch = 0;
+  int slice = 0;
 };
 
 // A send or receive of a group.

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
+#include <utility>
 
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 #include "model/schedule/op_text.h"
+#include "model/schedule/with_communication.h"
 #include "model/to_size.h"
 
 namespace sluice::model {
@@ -75,7 +78,9 @@ class HostListing {
       program_.messages.push_back({.from = schedule_.rank_of(sender, c.microbatch),
                                    .to = schedule_.rank_of(receiver, c.microbatch),
                                    .stage = sender,
-                                   .forward = forward});
+                                   .forward = forward,
+                                   .microbatch = c.microbatch,
+                                   .slice = c.slice});
     }
     return index;
   }
@@ -228,6 +233,40 @@ CommunicatorMapping communicator_mapping(const std::string& name, const std::str
   }
   throw InputError(fmt::format("{}: expected {} or a .json file, got '{}'{}", place, fmt::join(names, ", "), name,
                                did_you_mean(name, names)));
+}
+
+CommunicatorOptions read_communicators(const std::string& text, const std::string& place) {
+  CommunicatorOptions out;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word == "serialized") {
+      out.serialized = true;
+    } else if (word == "batched") {
+      out.batched = true;
+    } else if (word == "deferred") {
+      out.receives = Receives::deferred;
+    } else if (word == "late") {
+      out.receives = Receives::late;
+    } else if (word == "device") {
+      out.wait = HostWait::device;
+    } else if (word == "host") {
+      out.wait = HostWait::host;
+    } else if (out.communicators.empty()) {
+      out.communicators = word;
+    } else {
+      throw InputError(
+          fmt::format("{}: expected one mapping, and serialized, batched, deferred, late, device or host, got '{}' and "
+                      "'{}'",
+                      place, out.communicators, word));
+    }
+  }
+  return out;
+}
+
+Schedule with_receives(const Schedule& schedule, Receives receives) {
+  if (receives == Receives::late) return with_receives_just_in_time(schedule);
+  Schedule early = with_communication(schedule, true);
+  return receives == Receives::early ? std::move(early) : with_deferred_receives(early);
 }
 
 }  // namespace sluice::model

@@ -9,9 +9,9 @@
 #include "model/errors.h"
 #include "model/graph/deadlock.h"
 #include "model/graph/fill_bytes.h"
-#include "model/graph/host_program.h"
 #include "model/graph/links.h"
 #include "model/graph/op_graph_data.h"
+#include "model/graph/queue_waits.h"
 #include "model/schedule/communication_check.h"
 #include "model/to_size.h"
 
@@ -692,7 +692,9 @@ class Lowering {
 }  // namespace
 
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options) {
-  return OpGraph(Lowering(schedule, options).run());
+  std::unique_ptr<OpGraph::Data> graph = Lowering(schedule, options).run();
+  if (options.queues != nullptr) add_queue_waits(*graph, *options.queues);
+  return OpGraph(std::move(graph));
 }
 
 }  // namespace sluice::model

@@ -5,6 +5,8 @@
 
 namespace sluice::model {
 
+struct CommunicatorOptions;
+
 // What an iteration has besides the schedule's own ops.
 struct LoweringOptions {
   const Footprint* footprint = nullptr;  // zero bytes without one
@@ -27,6 +29,8 @@ struct LoweringOptions {
   bool global_norm = false;           // every step waits for the norm over all ranks (flush only)
   bool recompute = false;             // a recompute vertex before every B and I
   bool blocking_transfers = false;    // a rank's next op waits until its previous sends have arrived
+  // Transfers also wait in the queues of communicators; the schedule then has communication.
+  const CommunicatorOptions* queues = nullptr;
 };
 
 // Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer if that is on another

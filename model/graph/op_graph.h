@@ -40,7 +40,7 @@ struct Vertex {
   OpKind op = OpKind::F;
   VertexKind kind = VertexKind::compute;
   LaneId lane = 0;
-  std::uint32_t extra = 0;  // joint: index of the partner; collective: index of its description
+  std::uint32_t extra = 0;  // joint: index of the partner; collective: of its description; transfer: see queue_waits.h
 };
 
 // What a reduction or gather of a stage moves of its bytes.
@@ -78,6 +78,14 @@ class OpGraph {
   // What `v` waits for: data edges first, then order edges (to the previous vertices on its lanes).
   std::span<const VertexId> needs(VertexId v) const {
     return {targets_ + offsets_[v], static_cast<std::size_t>(offsets_[v + 1] - offsets_[v])};
+  }
+
+  // Whether need `i` of `v` is the order on its lane: the next transfer of a link waits for the lane, not for the
+  // arrival of the one before.
+  bool is_order(VertexId v, std::size_t i) const {
+    const Vertex& vertex = vertices_[v];
+    const bool queued = vertex.kind == VertexKind::transfer && i <= vertex.extra;
+    return !queued && vertices_[needs(v)[i]].lane == vertex.lane;
   }
 
   std::span<const Lane> lanes() const { return lanes_; }

@@ -407,6 +407,7 @@ class Reading {
     scenario_.schedule = named_schedule(schedule.string_or("name", "1f1b"));
     read_settings("/schedule", schedule, scenario_);
     read_automatic(schedule);
+    if (schedule.has("communicators")) read_queues(schedule.at("communicators"));
     const int slices = schedule.has("slices") ? schedule.at("slices").json().get<int>() : 0;
     if (schedule.has("slice_lengths")) {
       JsonReader lengths = schedule.at("slice_lengths");
@@ -428,6 +429,14 @@ class Reading {
       cut(schedule, std::max(1, slices));
     }
     schedule.finish();
+  }
+
+  void read_queues(const JsonReader& value) {
+    const std::string place = fmt::format("{}: {}", value.source(), value.pointer());
+    CommunicatorOptions read = read_communicators(value.string(), place);
+    if (read.communicators.ends_with(".json")) read.communicators = resolved(read.communicators);
+    static_cast<void>(communicator_mapping(read.communicators, place));
+    scenario_.communicators = std::move(read);
   }
 
   void read_automatic(JsonReader& schedule) {

@@ -11,6 +11,7 @@
 #include "model/cluster/cluster.h"
 #include "model/cost/kernel_times.h"
 #include "model/cost/uniform.h"
+#include "model/graph/host_program.h"
 #include "model/scenario/automatic.h"
 #include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"
@@ -42,8 +43,9 @@ struct Scenario {
   int chunks = 0;                 // zero: the family's default
   int group = 0;
   int batches = 0;
-  AutomaticChoices automatic;  // for kAutomatic
-  int microbatches = 0;        // of one batch and one pipeline
+  AutomaticChoices automatic;                        // for kAutomatic
+  std::optional<CommunicatorOptions> communicators;  // of transfers; otherwise they only wait for their data
+  int microbatches = 0;                              // of one batch and one pipeline
   std::int64_t global_batch = 0;
   MicrobatchShape shape;
 

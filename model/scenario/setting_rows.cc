@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "model/scenario/scenario.h"
+#include "model/scenario/setting_rows_examples.h"
 #include "model/scenario/settings.h"
 
 namespace sluice::model {
@@ -24,46 +25,6 @@ constexpr const char *kClusterGroup = "Cluster and framework", *kPerturbationGro
 constexpr const char* kAutomaticGroup = "Automatic schedule (--schedule auto)";
 constexpr const char* kMemoryGroup = "Recomputation, sharding and offload";
 constexpr const char* kKernelsGroup = "Kernels, precision and overlap";
-
-// What the examples of settings of experts and of latent attention need besides.
-constexpr const char* kExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 4, "sequence_parallel": true}})";
-constexpr const char* kExpertsOnTwo =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 2, "sequence_parallel": true}})";
-constexpr const char* kExpertsOnEight =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 8, "sequence_parallel": true}})";
-constexpr const char* kWithoutReplicas = R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192},)"
-                                         R"( "parallelism": {"dp": null, "ep": 8, "sequence_parallel": true}})";
-constexpr const char* kJointExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "schedule": {"name": "dualpipe"},)"
-    R"( "parallelism": {"ep": 4, "sequence_parallel": true}})";
-constexpr const char* kLimitedExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192},)"
-    R"( "parallelism": {"ep": 4, "sequence_parallel": true, "moe_expert_capacity_factor": 2}})";
-constexpr const char* kManyExperts =
-    R"({"model": {"num_experts": 256, "moe_ffn_hidden_size": 512}, "parallelism": {"tp": 1, "dp": 4, "ep": 2}})";
-constexpr const char* kGraphsOfLayers = R"({"model": {"num_experts": 256, "moe_ffn_hidden_size": 512},)"
-                                        R"( "parallelism": {"tp": 1, "dp": 4, "ep": 2, "cuda_graph_impl": "local"}})";
-constexpr const char* kSharedExperts =
-    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192, "moe_shared_expert_intermediate_size": 2048},)"
-    R"( "parallelism": {"sequence_parallel": true}})";
-constexpr const char* kGroupsPerToken = R"({"model": {"num_experts": 16, "moe_router_group_topk": 2},)"
-                                        R"( "parallelism": {"sequence_parallel": true}})";
-constexpr const char* kGroups = R"({"model": {"num_experts": 16, "moe_router_num_groups": 4},)"
-                                R"( "parallelism": {"sequence_parallel": true}})";
-constexpr const char* kLatentSizes =
-    R"({"model": {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128,)"
-    R"( "num_query_groups": 32}})";
-constexpr const char* kLatent = R"({"model": {"multi_latent_attention": true, "kv_lora_rank": 512, "qk_head_dim": 128,)"
-                                R"( "qk_pos_emb_head_dim": 64, "v_head_dim": 128, "num_query_groups": 32}})";
-constexpr const char* kOverlappedReduction =
-    R"({"parallelism": {"vpp": 2, "distributed_optimizer": true, "overlap_grad_reduce": true},)"
-    R"( "schedule": {"name": "interleaved-1f1b"}})";
-constexpr const char* kHardToSchedule = R"({"schedule": {"name": "auto", "memory_cap": "5mb"}})";
-constexpr const char* kAutomaticSchedule = R"({"schedule": {"name": "auto", "time_budget_s": 0.2}})";
-constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
-constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
-constexpr const char* kOffloaded = R"({"parallelism": {"optimizer_cpu_offload": true}})";
 
 template <typename Member>
 SettingPlace place_of(Member& member) {
@@ -140,6 +101,12 @@ constexpr Setting kSettings[] = {
      .help = "Number of batches to simulate, for families without a flush, at least 1",
      .reads = kSimulate | kSchedule | kRun | kKernels, .offers = kFull | kRun | kSchedule, .example = "3",
      .with = R"({"schedule": {"name": "pipedream-2bw"}})"},
+    {.pointer = "/schedule/communicators", .kind = SettingKind::text, .fallback = "no queues",
+     .flags = "--communicators", .group = kScheduleGroup,
+     .help = "Transfers also wait in the queues of communicators: one, direction, pair, edge, logical or a .json file, "
+         "and after commas serialized, batched, deferred, late, device or host, as for 'sluice schedule --check'",
+     .details = "See [checks](#checks-sluiceschedule_check1).", .reads = kSimulate, .offers = kSimulate,
+     .example = R"("one")", .with = R"({"schedule": {"name": "interleaved-1f1b"}})"},
     {.pointer = "/schedule/memory_cap", .kind = SettingKind::text, .fallback = "the device's memory",
      .flags = "--memory-cap", .group = kAutomaticGroup,
      .help = "Memory limit per rank: bytes (60GiB), or activations of a number of microbatches (3mb), each held from "

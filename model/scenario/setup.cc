@@ -146,9 +146,25 @@ Setup::Setup(const Scenario& scenario) try : Setup(scenario, make_schedule(scena
   throw;
 }
 
+namespace {
+
+Schedule with_queues(const Scenario& scenario, Schedule schedule) {
+  if (!scenario.communicators || schedule.has_communication()) return schedule;
+  return with_receives(schedule, scenario.communicators->receives);
+}
+
+OpGraph lowered(const Schedule& schedule, const ScenarioCosts& costs) {
+  const Scenario& scenario = costs.scenario();
+  LoweringOptions options = costs.lowering_options(schedule.weight_policy());
+  if (scenario.communicators) options.queues = &*scenario.communicators;
+  return lower_named(schedule, options, scenario.schedule);
+}
+
+}  // namespace
+
 Setup::Setup(const Scenario& scenario, Schedule schedule)
-    : schedule_(std::move(schedule)),
+    : schedule_(with_queues(scenario, std::move(schedule))),
       costs_(scenario, schedule_),
-      graph_(lower_named(schedule_, costs_.lowering_options(schedule_.weight_policy()), scenario.schedule)) {}
+      graph_(lowered(schedule_, costs_)) {}
 
 }  // namespace sluice::model

@@ -189,11 +189,10 @@ std::vector<RootedIdle> idle_by_root(const OpGraph& graph, const Timeline& timel
 
 LastNeed last_need(const OpGraph& graph, const Timeline& timeline, VertexId v) {
   LastNeed last{kNoVertex, Duration::min()};
-  for (const VertexId need : graph.needs(v)) {
-    // The next transfer of a lane waits for the lane, not for the arrival.
-    const bool same_lane = graph[need].lane == graph[v].lane;
-    const Duration met = same_lane ? timeline.end[need] : timeline.arrival(graph, need);
-    if (met > last.met) last = {need, met};
+  const auto needs = graph.needs(v);
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    const Duration met = graph.is_order(v, i) ? timeline.end[needs[i]] : timeline.arrival(graph, needs[i]);
+    if (met > last.met) last = {needs[i], met};
   }
   return last.vertex == kNoVertex ? LastNeed{} : last;
 }

@@ -42,10 +42,10 @@ std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
   std::vector<Duration> latest(n, *std::max_element(timeline.end.begin(), timeline.end.end()));
   for (VertexId v = n; v-- > 0;) {
     const Duration latest_start = latest[v] - (timeline.end[v] - timeline.start[v]);
-    for (const VertexId need : graph.needs(v)) {
-      const bool same_lane = graph[need].lane == graph[v].lane;
-      const Duration on_the_way = same_lane ? Duration::zero() : timeline.lane_latency[graph[need].lane];
-      latest[need] = std::min(latest[need], latest_start - on_the_way);
+    const auto needs = graph.needs(v);
+    for (std::size_t i = 0; i < needs.size(); ++i) {
+      const Duration on_the_way = graph.is_order(v, i) ? Duration::zero() : timeline.lane_latency[graph[needs[i]].lane];
+      latest[needs[i]] = std::min(latest[needs[i]], latest_start - on_the_way);
     }
   }
   for (VertexId v = 0; v < n; ++v) latest[v] -= timeline.end[v];

@@ -25,6 +25,7 @@ class SizeKeys(TypedDict, total=False):
     slicing: str
     slice_lengths: Sequence[int]
     batches: int
+    communicators: str
     memory_cap: str
     evaluations: int
     time_budget: float

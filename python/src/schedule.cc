@@ -91,7 +91,7 @@ std::string checks_of(const Schedule& schedule, const std::string& communicators
     throw InputError(fmt::format("wait: expected device, stream or host, got '{}'", printable(wait, true)));
   }
   options.wait = static_cast<HostWait>(found - std::begin(kWaits));
-  if (!communicators.empty()) read_communicators(communicators, options);
+  if (!communicators.empty()) options.read(communicators);
   std::vector<ScheduleCheck> verdicts;
   check_further(schedule, schedule.family(), options, verdicts);
   return json_text(checks_document(verdicts));

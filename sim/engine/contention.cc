@@ -133,8 +133,8 @@ class ContendedRun {
       const VertexId v = order_[state.first + state.position];
       const bool transfer = vertices_[v].kind == VertexKind::transfer;
       Duration start = state.free;
-      // The first dependency of a transfer is its data; the others are the order on its lane.
-      for (const VertexId need : transfer ? graph_.needs(v).first(1) : graph_.needs(v)) {
+      // The first dependency of a transfer is its data, then come the queues; the last is the order on its lane.
+      for (const VertexId need : transfer ? graph_.needs(v).first(1 + vertices_[v].extra) : graph_.needs(v)) {
         if (times_done_[need] <= state.copy) {
           LaneState& there = lanes_[vertices_[need].lane];
           state.awaited = need;

@@ -16,9 +16,10 @@ void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std
     const auto lane = static_cast<std::size_t>(vertex.lane);
     Duration begin = lane_free[lane];
     if (vertex.kind == VertexKind::transfer) {
-      // The first dependency is the data. The order edge after it is covered by lane_free, as its `done` would add the
-      // latency of the previous transfer.
-      begin = std::max(begin, done[graph.needs(v).front()]);
+      // The first dependency is the data, then come the queues. The order edge after them is covered by lane_free, as
+      // its `done` would add the latency of the previous transfer.
+      const VertexId* const needs = graph.needs(v).data();
+      for (std::uint32_t i = 0; i <= vertex.extra; ++i) begin = std::max(begin, done[needs[i]]);
       const Duration end = begin + prices.duration[v];
       lane_free[lane] = end;
       done[v] = end + prices.lane_latency[lane];

@@ -374,6 +374,13 @@ class Planning {
 
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
                            const std::atomic<bool>* stop) {
+  if (scenario.schedule == kAutomatic && scenario.communicators) {
+    Scenario without = scenario;
+    without.communicators.reset();
+    PlannedSetup found = planned_setup(without, progress, stop);
+    found.setup = std::make_unique<Setup>(scenario, found.setup->schedule());
+    return found;
+  }
   if (scenario.schedule == kAutomatic) return Planning(scenario, progress, stop).run();
   PlannedSetup out;
   out.setup = std::make_unique<Setup>(scenario);

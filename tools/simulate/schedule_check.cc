@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
-#include "model/graph/host_program.h"
 #include "model/graph/lowering.h"
 #include "model/graph/op_graph.h"
 #include "model/scenario/setup.h"
@@ -81,32 +80,11 @@ void check_mappings(const Schedule& schedule, const CheckOptions& options, std::
 
 }  // namespace
 
-Schedule with_receives(const Schedule& schedule, Receives receives) {
-  if (receives == Receives::late) return with_receives_just_in_time(schedule);
-  Schedule early = with_communication(schedule, true);
-  return receives == Receives::early ? std::move(early) : with_deferred_receives(early);
-}
-
-void read_communicators(const std::string& text, CheckOptions& out) {
-  out.any_communication = true;
-  std::istringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    if (word == "serialized") {
-      out.serialized = true;
-    } else if (word == "batched") {
-      out.batched = true;
-    } else if (word == "deferred") {
-      out.receives = Receives::deferred;
-    } else if (word == "late") {
-      out.receives = Receives::late;
-    } else if (out.communicators.empty()) {
-      out.communicators = word;
-    } else {
-      throw InputError(fmt::format(
-          "--communicators: expected one mapping, and serialized, batched, deferred or late, got '{}' and '{}'",
-          out.communicators, word));
-    }
-  }
+void CheckOptions::read(const std::string& text) {
+  const HostWait given = wait;
+  static_cast<CommunicatorOptions&>(*this) = read_communicators(text, "--communicators");
+  if (wait == CommunicatorOptions().wait) wait = given;
+  any_communication = true;
 }
 
 void check_further(const Schedule& schedule, const std::string& source, const CheckOptions& options,

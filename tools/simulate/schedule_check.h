@@ -6,35 +6,20 @@
 #include <string>
 #include <vector>
 
-#include "model/graph/communicators.h"
+#include "model/graph/host_program.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
 
 namespace sluice::tools {
 
-// Where receives are posted if a schedule has no communication of its own.
-enum class Receives : std::uint8_t {
-  early,     // when the matching send is posted, as PyTorch's runtime places them
-  deferred,  // as PyTorch does with defer_pp_recv
-  late,      // immediately before the op that reads them
-};
-
-// Returns a schedule without communication with that of PyTorch's runtime.
-Schedule with_receives(const Schedule& schedule, Receives receives);
-
-// How `--check` models the communication.
-struct CheckOptions {
-  std::string communicators;  // a mapping's name or file; empty: all mappings
-  HostWait wait = HostWait::stream;
-  bool serialized = false;
-  bool batched = false;
-  Receives receives = Receives::early;
-  bool any_communication = false;  // whether any of these four was given
+// How `--check` models the communication; without a mapping, all of them are checked.
+struct CheckOptions : CommunicatorOptions {
+  bool any_communication = false;  // whether --communicators was given
   bool merge_backwards = false;
-};
 
-// Reads the value of --communicators: a mapping's name or file, and words on how messages use it. Throws InputError.
-void read_communicators(const std::string& text, CheckOptions& out);
+  // Reads the value of --communicators, but not where communication waits unless it says so. Throws InputError.
+  void read(const std::string& text);
+};
 
 // The result of one check of `--check`.
 struct ScheduleCheck {

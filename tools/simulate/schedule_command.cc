@@ -217,7 +217,7 @@ Subcommand add_schedule_command(CLI::App& app) {
              "with sends and receives in an order that passes with all communicators");
   command->add_flag("--check", options->check, "Run all checks and print their results (default: off)");
   command->add_option_function<std::string>(
-      "--communicators", [options](const std::string& text) { read_communicators(text, options->checks); },
+      "--communicators", [options](const std::string& text) { options->checks.read(text); },
       "With --check: the communicators of messages, each one queue per rank: one, direction (activations "
       "and gradients), pair (of ranks), edge (ordered pair of ranks), logical (ordered pair of stages), "
       "or a .json file (default: all but files); and, after commas, serialized (all communication of a GPU is one "

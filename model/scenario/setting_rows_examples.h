@@ -1,0 +1,48 @@
+// What the examples of the table of settings (setting_rows.cc) need besides: documents merged into a scenario.
+#pragma once
+
+namespace sluice::model {
+
+// What the examples of settings of experts and of latent attention need besides.
+inline constexpr const char* kExperts =
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 4, "sequence_parallel": true}})";
+inline constexpr const char* kExpertsOnTwo =
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 2, "sequence_parallel": true}})";
+inline constexpr const char* kExpertsOnEight =
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "parallelism": {"ep": 8, "sequence_parallel": true}})";
+inline constexpr const char* kWithoutReplicas = R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192},)"
+                                                R"( "parallelism": {"dp": null, "ep": 8, "sequence_parallel": true}})";
+inline constexpr const char* kJointExperts =
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192}, "schedule": {"name": "dualpipe"},)"
+    R"( "parallelism": {"ep": 4, "sequence_parallel": true}})";
+inline constexpr const char* kLimitedExperts =
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192},)"
+    R"( "parallelism": {"ep": 4, "sequence_parallel": true, "moe_expert_capacity_factor": 2}})";
+inline constexpr const char* kManyExperts =
+    R"({"model": {"num_experts": 256, "moe_ffn_hidden_size": 512}, "parallelism": {"tp": 1, "dp": 4, "ep": 2}})";
+inline constexpr const char* kGraphsOfLayers =
+    R"({"model": {"num_experts": 256, "moe_ffn_hidden_size": 512},)"
+    R"( "parallelism": {"tp": 1, "dp": 4, "ep": 2, "cuda_graph_impl": "local"}})";
+inline constexpr const char* kSharedExperts =
+    R"({"model": {"num_experts": 16, "moe_ffn_hidden_size": 8192, "moe_shared_expert_intermediate_size": 2048},)"
+    R"( "parallelism": {"sequence_parallel": true}})";
+inline constexpr const char* kGroupsPerToken = R"({"model": {"num_experts": 16, "moe_router_group_topk": 2},)"
+                                               R"( "parallelism": {"sequence_parallel": true}})";
+inline constexpr const char* kGroups = R"({"model": {"num_experts": 16, "moe_router_num_groups": 4},)"
+                                       R"( "parallelism": {"sequence_parallel": true}})";
+inline constexpr const char* kLatentSizes =
+    R"({"model": {"kv_lora_rank": 512, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128,)"
+    R"( "num_query_groups": 32}})";
+inline constexpr const char* kLatent =
+    R"({"model": {"multi_latent_attention": true, "kv_lora_rank": 512, "qk_head_dim": 128,)"
+    R"( "qk_pos_emb_head_dim": 64, "v_head_dim": 128, "num_query_groups": 32}})";
+inline constexpr const char* kOverlappedReduction =
+    R"({"parallelism": {"vpp": 2, "distributed_optimizer": true, "overlap_grad_reduce": true},)"
+    R"( "schedule": {"name": "interleaved-1f1b"}})";
+inline constexpr const char* kHardToSchedule = R"({"schedule": {"name": "auto", "memory_cap": "5mb"}})";
+inline constexpr const char* kAutomaticSchedule = R"({"schedule": {"name": "auto", "time_budget_s": 0.2}})";
+inline constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
+inline constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
+inline constexpr const char* kOffloaded = R"({"parallelism": {"optimizer_cpu_offload": true}})";
+
+}  // namespace sluice::model
