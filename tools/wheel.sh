@@ -11,9 +11,10 @@ usage() {
   cat <<END
 usage: tools/wheel.sh [--output DIR] [--python PYTHON]...
 
-Builds wheels that pip installs on x86-64 Linux with glibc 2.28 or newer (RHEL 8, Debian 10, Ubuntu 20.04): one for each of
-CPython 3.9, 3.10 and 3.11, and one for 3.12 and newer. They contain the Python package, and what tools/bundle.sh packs:
-the command with its manual page, shell completions, examples and documentation. They need no library but the C library.
+Builds wheels that pip installs on x86-64 Linux with glibc 2.28 or newer (RHEL 8, Debian 10, Ubuntu 20.04), one for each
+PYTHON; one that is built with CPython 3.12 or newer is for all of these. They contain the Python package, and what
+tools/bundle.sh packs: the command with its manual page, shell completions, examples and documentation. They need no
+library but the C library.
 
   --output DIR     folder of the wheels (default: $output)
   --python PYTHON  interpreter, with its headers, to build a wheel for; can be repeated (default: python3)

@@ -11,7 +11,7 @@ zig=0.17.1 glibc=2.28
 source=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${1:?usage: tools/glibc/stubs.sh FOLDER}"
 folder=$(cd "$1" && pwd)
-made_from="$zig $glibc $(cat "$0" "$source/newer_functions.cc" | cksum)"
+made_from="$folder $zig $glibc $(cat "$0" "$source/newer_functions.cc" | cksum)"
 if [ "$(cat "$folder/made_from" 2>/dev/null)" = "$made_from" ]; then exit 0; fi
 
 work=$(mktemp -d)
