@@ -56,6 +56,10 @@ if(SLUICE_STATIC)
     target_link_options(sluice_options INTERFACE
       $<BUILD_INTERFACE:$<$<NOT:$<BOOL:$<TARGET_PROPERTY:SLUICE_SHARED_CXX>>>:${option}>>)
   endforeach()
+  set(SLUICE_GLIBC_STUBS "" CACHE PATH "Folder of tools/glibc/stubs.sh: link for its version of the C library, not the system's")
+  if(SLUICE_GLIBC_STUBS)
+    target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:-B${SLUICE_GLIBC_STUBS}>)
+  endif()
 endif()
 
 if(SLUICE_FUZZ)

@@ -9,15 +9,15 @@ output=build/packages
 usage() {
   cat <<END
 usage: tools/bundle.sh [--output DIR]
-       tools/bundle.sh --check PROGRAM
+       tools/bundle.sh --check FILE
 
-Builds sluice in build/bundle and packs it into a relocatable archive that runs on x86-64 Linux with glibc 2.36 or newer.
+Builds sluice in build/bundle and packs it into a relocatable archive that runs on x86-64 Linux with glibc 2.28 or newer.
 The command needs no shared library but the C library. It loads the NVIDIA driver, cuBLAS and NCCL at run time, and is
 built without MPI: processes are started by srun or torchrun, and communicate over NCCL.
 
   --output DIR     folder of the archive and its checksum (default: $output)
-  --check PROGRAM  build nothing; check that PROGRAM can be packed: it needs the C library only, of a version that all
-                   these systems have, and has no library search path
+  --check FILE     build nothing; check that the program or shared library FILE can be packed: it needs the C library
+                   only, of a version that all these systems have, and has no library search path
   --help           print this text
 
 SLUICE_INSTALL=no installs no packages. SLUICE_JOBS sets the number of parallel compile jobs.
@@ -28,19 +28,19 @@ fail() {
   echo "bundle.sh: $*" >&2
   exit 1
 }
-newest_glibc=2.36  # Debian 12's
-# check_program PROGRAM: prints what it needs, or exits with an error.
-check_program() {
+newest_glibc=2.28  # that of RHEL 8
+# check_file FILE: prints what it needs, or exits with an error.
+check_file() {
   local dynamic libraries others glibc
   dynamic=$(readelf -d "$1")
   libraries=$(sed -nE 's/.*\(NEEDED\).*\[(.*)\]$/\1/p' <<<"$dynamic")
   others=$(grep -vE '^(libc|libm|libdl|librt|libpthread)\.so\.[0-9]+$|^ld-linux-x86-64\.so\.2$' <<<"$libraries" || true)
   [ -z "$others" ] || fail "$1 needs libraries other than the C library: ${others//$'\n'/ }"
   ! grep -qE '\((RPATH|RUNPATH)\)' <<<"$dynamic" || fail "$1 has a library search path"
-  glibc=$(objdump -T "$1" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -n 1)
+  glibc=$(objdump -T "$1" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -n 1) || fail "$1 is not linked with the C library"
   glibc=${glibc#GLIBC_}
   [ "$(printf '%s\n' "$glibc" "$newest_glibc" | sort -V | tail -n 1)" = "$newest_glibc" ] ||
-    fail "$1 needs glibc $glibc, newer than $newest_glibc: build it on an older system"
+    fail "$1 needs glibc $glibc, newer than $newest_glibc: link it with tools/glibc/stubs.sh"
   echo "needs glibc $glibc or newer and no other library (${libraries//$'\n'/ })"
 }
 
@@ -56,7 +56,7 @@ while [ $# -gt 0 ]; do
       ;;
     --output=*) output=$(from_start "${1#*=}") ;;
     --check)
-      check_program "$(from_start "${2:?bundle.sh: --check needs a program}")"
+      check_file "$(from_start "${2:?bundle.sh: --check needs a file}")"
       exit 0
       ;;
     *)
@@ -66,33 +66,15 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ "$(uname -sm)" = "Linux x86_64" ] || fail "bundles are built on x86-64 Linux, not on $(uname -sm)"
-
-newest_glibc=2.36  # Debian 12's
-build=build/bundle
-tools/install-packages.sh xz-utils binutils
-cmake --preset bundle
-cmake --build --preset bundle -j "${SLUICE_JOBS:-$(nproc)}"
-
-version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
-name=sluice-$version-linux-x86_64
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+tools/install-packages.sh xz-utils
+tools/packed_command.sh "$work/bundle"
+version=$("$work/bundle/bin/sluice" --version | cut -d ' ' -f 2)
+name=sluice-$version-linux-x86_64
 bundle=$work/$name
-cmake --install "$build" --prefix "$bundle" --component command --strip >/dev/null
+mv "$work/bundle" "$bundle"
 cp LICENSE README.md "$bundle"
-# The licenses of what is linked statically (that of Boost does not ask for it).
-licenses=$bundle/share/doc/sluice/licenses
-mkdir "$licenses"
-for package in libcli11-dev libeigen3-dev libfmt-dev libopenblas-dev libstdc++-*-dev libtomlplusplus-dev libyaml-cpp-dev nlohmann-json3-dev zlib1g-dev; do
-  for file in /usr/share/doc/$package/copyright; do
-    [ -r "$file" ] || fail "$file is missing: the bundle contains the licenses of what is linked statically"
-    cp "$file" "$licenses/$(basename "$(dirname "$file")")"
-  done
-done
-
-command=$bundle/bin/sluice
-needs=$(check_program "$command")
 
 mkdir -p "$output"
 archive=$(cd "$output" && pwd)/$name.tar.xz
@@ -115,6 +97,4 @@ for arguments in --version "simulate ../unpacked/$name/share/sluice/examples/gpt
 done
 
 size() { du -k --apparent-size -s "$1" | awk '{printf "%.1f MiB", $1 / 1024}'; }
-echo "built without MPI; $needs"
-grep -o 'SLUICE_SUMMARY:INTERNAL=.*' "$build/CMakeCache.txt" | tr ';' '\n' | sed -nE 's/^(CUDA|OpenBLAS)\|(.*)/\1: \2/p'
-echo "$archive: $(size "$archive"), unpacked $(size "$bundle"), the command $(size "$command")"
+echo "$archive: $(size "$archive"), unpacked $(size "$bundle"), the command $(size "$bundle/bin/sluice")"

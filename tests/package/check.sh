@@ -93,12 +93,13 @@ case $name in
     ;;
 
   bundle)
-    # The checks of tools/bundle.sh, on a program that passes and on programs that do not. tests/package/chroot.sh runs a
+    # The checks of tools/bundle.sh, on a library that passes and on programs that do not. tests/package/chroot.sh runs a
     # whole bundle.
     needs readelf objdump c++
     bundle=$source/tools/bundle.sh
-    echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -o "$work/plain"
-    holds "$("$bundle" --check "$work/plain")" "needs glibc 2."
+    echo '#include <cstdio>
+      int one() { return std::puts(""); }' | c++ -x c++ - -shared -fPIC -Wl,--as-needed -o "$work/plain.so"
+    holds "$("$bundle" --check "$work/plain.so")" "needs glibc 2."
     rejects() {  # rejects WHY PROGRAM
       out=$("$bundle" --check "$2" 2>&1) && fail "accepted $2"
       holds "$out" "$1"
@@ -108,9 +109,14 @@ case $name in
     rejects "other than the C library: libstdc++.so.6" "$work/with_library"
     echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -Wl,-rpath,/usr/lib -o "$work/with_path"
     rejects "has a library search path" "$work/with_path"
-    sed 's/^newest_glibc=.*/newest_glibc=2.1/' "$bundle" >"$work/older.sh"
-    out=$(bash "$work/older.sh" --check "$work/plain" 2>&1) && fail "accepted a newer C library"
-    holds "$out" "newer than 2.1"
+    echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -o "$work/newer"  # __libc_start_main of glibc 2.34
+    rejects "newer than 2.28" "$work/newer"
+    # The functions that packed programs have instead of those of a newer glibc.
+    c++ -std=c++20 -O2 -fvisibility=hidden -static-libstdc++ -static-libgcc "$source"/tools/glibc/newer_functions.cc \
+      "$source/tests/package/newer_functions_test.cc" -o "$work/newer_functions"
+    "$work/newer_functions" || fail "tools/glibc/newer_functions.cc"
+    out=$("$source/tools/wheel.sh" --python /bin/false 2>&1) && fail "built a wheel for /bin/false"
+    holds "$out" "/bin/false is not CPython 3.9 or newer"
     ;;
 
   command)

@@ -89,7 +89,7 @@ std::vector<DocumentedCommand> documented_commands(const std::string& text) {
   for (const char* launcher : {"mpirun", "srun", "torchrun"}) {
     program(std::string("bin/") + launcher, "while [[ ${1##*/} != sluice ]]; do shift; done\n\"$@\"\n");
   }
-  for (const char* name : {"bin/python3", "bin/sluice-args"}) program(name, "exit 0\n");
+  for (const char* name : {"bin/pip", "bin/python3", "bin/sluice-args"}) program(name, "exit 0\n");
   fs::create_directories(folder.path("records"));
   for (const std::string& block : command_blocks(text)) {
     const std::string setup = "cd '" + folder.path() + "'\nexport PATH=$PWD/bin:$PATH RECORDS=$PWD/records\n";
