@@ -15,6 +15,15 @@ namespace {
 
 constexpr std::int64_t kAfterAll = std::numeric_limits<std::int64_t>::max();
 
+// Numbers microbatches so that a block has the next ones of every route: those of two routes alternate.
+void number_by_route(ScheduleParts& parts) {
+  const std::vector<int> numbers = numbers_by_route(parts.route_of);
+  if (numbers.empty()) return;
+  for (std::vector<Op>& list : parts.orders) {
+    for (Op& op : list) op.microbatch = numbers[to_size(op.microbatch)];
+  }
+}
+
 bool same_later(const Op& early, const Op& late, int microbatches) {
   return late.microbatch == early.microbatch + microbatches && late.stage == early.stage && late.slice == early.slice &&
          late.kind == early.kind && late.joined == early.joined;
@@ -60,20 +69,18 @@ std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<con
 }
 
 // Removes blocks from the schedule of `params` until it has `microbatches`, where `many` is that schedule or one that
-// only has fewer blocks. Returns nothing if it does not repeat so.
+// only has fewer blocks, with microbatches numbered by route. Returns nothing if it does not repeat so.
 std::optional<ShortSchedule> without_blocks(const Family& family, const FamilyParams& params, const ScheduleParts& many,
                                             std::span<const std::int64_t> blocks, int unit, int microbatches) {
   FamilyParams fewer = params;
   fewer.microbatches = microbatches;
   ShortSchedule out{
       .schedule = make_schedule(family, fewer), .unit = unit, .removed = (params.microbatches - microbatches) / unit};
-  for (int mb = 0; mb + unit < many.num_microbatches; ++mb) {
-    if (!many.route_of.empty() && many.route_of[mb] != many.route_of[mb + unit]) return std::nullopt;
-  }
+  ScheduleParts few = out.schedule.parts();
+  number_by_route(few);
   const int removed = (many.num_microbatches - microbatches) / unit;
   for (std::size_t rank = 0; rank < many.orders.size(); ++rank) {
-    const auto few = out.schedule.ops(static_cast<int>(rank));
-    const auto cut = cut_of(many.orders[rank], few, blocks[rank], unit, removed);
+    const auto cut = cut_of(many.orders[rank], few.orders[rank], blocks[rank], unit, removed);
     if (!cut) return std::nullopt;
     out.cuts.push_back(*cut);
   }
@@ -91,22 +98,34 @@ ScheduleParts parts_with(const Family& family, const FamilyParams& params, int m
   return make_parts(family, params);
 }
 
-// The schedule with as few blocks as leave at least `microbatches`, if the lists of `many` repeat as its own.
-std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams& params, const ScheduleParts& many,
-                                       int microbatches) {
-  const int largest_unit = std::min(microbatches, std::max(params.group, 2 * params.ranks));
-  for (int unit = 1; unit <= largest_unit; ++unit) {
-    const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
-    if (blocks.empty()) continue;
-    // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
-    const int cycle = std::max(1, params.ranks / std::gcd(params.ranks, unit * params.slices()));
-    int removed = (params.microbatches - microbatches) / unit;
-    removed -= removed >= cycle ? removed % cycle : 0;
-    const int kept = params.microbatches - removed * unit;
-    if (removed < 1 || kept >= many.num_microbatches || (many.num_microbatches - kept) % unit != 0) return std::nullopt;
-    return without_blocks(family, params, many, blocks, unit, kept);
+// A number of microbatches after which all lists repeat, and the ops of a block per rank; nothing if they do not
+// repeat.
+struct Repeating {
+  int unit = 1;
+  std::vector<std::int64_t> blocks;
+};
+std::optional<Repeating> repeating(const FamilyParams& params, const ScheduleParts& many) {
+  const int largest_unit = std::max(params.group, 2 * params.ranks);
+  const int routes = static_cast<int>(many.routes.size());  // a block has microbatches of every route
+  for (int unit = routes; unit <= largest_unit; unit += routes) {
+    std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
+    if (!blocks.empty()) return Repeating{unit, std::move(blocks)};
   }
   return std::nullopt;
+}
+
+// The schedule with as few blocks as leave at least `microbatches`, if the lists of `many` repeat as its own. The
+// number of removed blocks is a multiple of `multiple`.
+std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams& params, const ScheduleParts& many,
+                                       const Repeating& of, int microbatches, int multiple) {
+  // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
+  const int cycle = std::max(1, params.ranks / std::gcd(params.ranks, of.unit * params.slices()));
+  int removed = (params.microbatches - microbatches) / of.unit;
+  removed -= removed % multiple;
+  if (const int both = std::lcm(cycle, multiple); removed >= both) removed -= removed % both;
+  const int kept = params.microbatches - removed * of.unit;
+  const bool found = removed > 0 && kept < many.num_microbatches && (many.num_microbatches - kept) % of.unit == 0;
+  return found ? without_blocks(family, params, many, of.blocks, of.unit, kept) : std::nullopt;
 }
 
 }  // namespace
@@ -124,17 +143,29 @@ FewerMicrobatches fewer_microbatches(const Family& family, const FamilyParams& p
   return out;
 }
 
-ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches) {
-  constexpr std::int64_t kTimes = 4;  // the compared lists are longer than the short ones
+std::vector<int> numbers_by_route(std::span<const std::uint8_t> route_of) {
+  if (std::all_of(route_of.begin(), route_of.end(), [](std::uint8_t route) { return route == 0; })) return {};
+  const int routes = 1 + *std::max_element(route_of.begin(), route_of.end());
+  std::vector<int> next(to_size(routes), 0);
+  std::vector<int> out;
+  for (const std::uint8_t route : route_of) out.push_back(routes * next[route]++ + route);
+  return out;
+}
+
+std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& params, int microbatches, int multiple) {
+  constexpr int kTimes = 4;  // the compared lists are longer than the short ones
   // With less than twice as many microbatches the whole schedule is simulated.
-  if (params.microbatches >= 2 * microbatches) {
-    const FamilyParams fewer = fewer_microbatches(family, params, kTimes * microbatches).params;
+  for (int kept = microbatches; kept <= params.microbatches / 2; kept *= 2) {
+    const FamilyParams fewer = fewer_microbatches(family, params, std::int64_t{kTimes} * kept).params;
     FamilyParams grouped = params;
     grouped.group = fewer.group;
-    const ScheduleParts many = parts_with(family, grouped, fewer.microbatches);
-    if (auto found = shortened(family, grouped, many, microbatches)) return std::move(*found);
+    ScheduleParts many = parts_with(family, grouped, fewer.microbatches);
+    number_by_route(many);
+    const auto of = repeating(grouped, many);
+    if (!of) break;
+    if (auto found = shortened(family, grouped, many, *of, kept, multiple)) return found;
   }
-  return {.schedule = make_schedule(family, params)};
+  return std::nullopt;
 }
 
 SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
@@ -208,6 +239,10 @@ std::int64_t SteadyState::blocks_back(VertexId v) const {
 
 // Whether consecutive blocks have equal vertices but for the microbatch. Drops an incomplete first block.
 bool SteadyState::repeat_alike() {
+  const std::vector<int> numbers = numbers_by_route(graph_.schedule().parts().route_of);
+  const auto number = [&](const Vertex& of) {
+    return numbers.empty() ? of.microbatch : numbers[to_size(of.microbatch)];
+  };
   for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
     std::vector<VertexId>& vertices = repeats_[rank].vertices;
     const std::int64_t per_block = repeats_[rank].per_block;
@@ -217,7 +252,7 @@ bool SteadyState::repeat_alike() {
       const Vertex& late = graph_[vertices[i]];
       const Vertex& early = graph_[vertices[i - to_size(per_block)]];
       if (late.kind != early.kind || late.op != early.op || late.stage != early.stage || late.slice != early.slice ||
-          late.lane != early.lane || late.microbatch != early.microbatch + unit_) {
+          late.lane != early.lane || number(late) != number(early) + unit_) {
         return false;
       }
     }

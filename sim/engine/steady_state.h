@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "model/cost/price.h"
@@ -18,8 +19,8 @@ namespace sluice::sim {
 // one.
 struct ShortSchedule {
   Schedule schedule;
-  int unit = 1;     // microbatches of a block
-  int removed = 0;  // blocks, on every rank; 0: nothing repeats, and this is the whole schedule
+  int unit = 1;     // microbatches of a block, of all routes
+  int removed = 0;  // blocks, on every rank; 0: this is the whole schedule
   struct Cut {
     std::int64_t block = 0;  // ops of a block on this rank
     std::int64_t begin = 0;  // position from which the list repeats
@@ -36,12 +37,20 @@ struct FewerMicrobatches {
 };
 FewerMicrobatches fewer_microbatches(const Family& family, const FamilyParams& params, std::int64_t least);
 
-// Builds the schedule of `family` for `params` with as many blocks removed as leave at least `microbatches`
-// microbatches. It is compared op by op with the lists of a schedule that is several times as long, which are built but
-// not checked or lowered; the remainders of their numbers of microbatches by ranks and groups are equal, so that the
-// schedule of `params` only has more of the same blocks. Precondition: the family flushes. Throws as make_schedule
+// Numbers the microbatches of a schedule with several routes so that those of a block, which has microbatches of every
+// route, follow those of the block before: the i-th of a route has the number i routes + route. Empty for one route,
+// where their number is their index.
+std::vector<int> numbers_by_route(std::span<const std::uint8_t> route_of);
+
+// Builds the schedule of `family` for `params` with as many blocks removed, a multiple of `multiple`, as leave at least
+// `microbatches` microbatches, or a multiple of these where fewer do not repeat. It is compared op by op with the lists
+// of a schedule that is several times as long, which are built but not checked or lowered; the remainders of their
+// numbers of microbatches by ranks and groups are equal, so that the schedule of `params` only has more of the same
+// blocks. Takes a time that does not depend on the number of microbatches of `params`. Returns nothing if the lists do
+// not repeat, or less than half of them would be removed. Precondition: the family flushes. Throws as make_schedule
 // does.
-ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches);
+std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& params, int microbatches,
+                                     int multiple = 1);
 
 // Decides whether the timeline of a short schedule determines that of the long one.
 //
