@@ -14,6 +14,7 @@ namespace sluice::sim {
 namespace {
 
 constexpr std::int64_t kAfterAll = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kBeforeAll = -1;
 
 // Numbers microbatches so that a block has the next ones of every route: those of two routes alternate.
 void number_by_route(ScheduleParts& parts) {
@@ -76,6 +77,7 @@ std::optional<ShortSchedule> without_blocks(const Family& family, const FamilyPa
   fewer.microbatches = microbatches;
   ShortSchedule out{
       .schedule = make_schedule(family, fewer), .unit = unit, .removed = (params.microbatches - microbatches) / unit};
+  out.params = fewer;
   ScheduleParts few = out.schedule.parts();
   number_by_route(few);
   const int removed = (many.num_microbatches - microbatches) / unit;
@@ -152,8 +154,10 @@ std::vector<int> numbers_by_route(std::span<const std::uint8_t> route_of) {
   return out;
 }
 
+int kept_microbatches(const FamilyParams& params) { return (params.ranks + params.ranks / 2) / params.slices() + 3; }
+
 std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& params, int microbatches, int multiple) {
-  constexpr int kTimes = 4;  // the compared lists are longer than the short ones
+  constexpr int kTimes = 2;  // the compared lists are longer than the short ones
   // With less than twice as many microbatches the whole schedule is simulated.
   for (int kept = microbatches; kept <= params.microbatches / 2; kept *= 2) {
     const FamilyParams fewer = fewer_microbatches(family, params, std::int64_t{kTimes} * kept).params;
@@ -166,6 +170,27 @@ std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& p
     if (auto found = shortened(family, grouped, many, *of, kept, multiple)) return found;
   }
   return std::nullopt;
+}
+
+std::optional<ShortSchedule> with_blocks(const Family& family, const ShortSchedule& brief, int blocks) {
+  FamilyParams params = brief.params;
+  params.microbatches += blocks * brief.unit;
+  ShortSchedule out{.schedule = make_schedule(family, params),
+                    .unit = brief.unit,
+                    .removed = brief.removed - blocks,
+                    .cuts = brief.cuts,
+                    .params = params};
+  ScheduleParts few = brief.schedule.parts();
+  ScheduleParts many = out.schedule.parts();
+  number_by_route(few);
+  number_by_route(many);
+  for (std::size_t rank = 0; rank < out.cuts.size(); ++rank) {
+    const std::int64_t block = out.cuts[rank].block;
+    const auto cut = cut_of(many.orders[rank], few.orders[rank], block, brief.unit, blocks);
+    if (!cut || cut->at != out.cuts[rank].at || cut->begin != out.cuts[rank].begin) return std::nullopt;
+    out.cuts[rank].at += blocks * block;
+  }
+  return out;
 }
 
 SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
@@ -192,7 +217,7 @@ SteadyState::SteadyState(const OpGraph& graph, int removed, int unit, std::vecto
 }
 
 // Sets the position in its rank's list of each vertex: that of its op, of the op that it recomputes for, or of the op
-// whose result it sends.
+// whose result it sends. Collectives that wait for no op come first, other ones last.
 void SteadyState::find_positions() {
   position_.assign(graph_.size(), kAfterAll);
   std::vector<std::int64_t> next(cuts_.size(), 0);
@@ -206,7 +231,13 @@ void SteadyState::find_positions() {
         break;
       case VertexKind::recompute: position_[v] = here; break;
       case VertexKind::transfer: position_[v] = position_[graph_.needs(v).front()]; break;
-      case VertexKind::collective:
+      case VertexKind::collective: {
+        const auto needs = graph_.needs(v);
+        const bool first =
+            std::all_of(needs.begin(), needs.end(), [&](VertexId need) { return position_[need] == kBeforeAll; });
+        if (first) position_[v] = kBeforeAll;
+        break;
+      }
       case VertexKind::optimizer: break;
     }
   }
@@ -302,6 +333,7 @@ std::optional<SteadyState::Extension> SteadyState::extension_at_cuts(const Price
     if (removed_ % cycle != 0) continue;
     const std::optional<Duration> growth = growth_of(timeline, cycle, depth, tolerance);
     if (!growth) continue;
+    out.cycle = cycle;
     if (tolerance == 0 && !prices.sharing.empty() && !repeats_in_flight(timeline, cycle, *growth)) return std::nullopt;
     out.time = *growth * (removed_ / cycle);
     for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
@@ -338,22 +370,20 @@ std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::in
   return most;
 }
 
-// Whether every vertex before the cuts that may overlap with the removed blocks starts `growth` later than `cycle`
-// blocks earlier.
-bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+// The first start of a vertex after the cuts in the long run.
+Duration SteadyState::first_changed(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
   Duration first = Duration::max();
-  Duration longest{0};
   for (VertexId v = 0; v < graph_.size(); ++v) {
     const std::int64_t back = blocks_back(v);
     if (back <= cycle) first = std::min(first, timeline.start[v] + (back > 0 ? growth : Duration{0}));
-    if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
   }
-  const Duration from = first - growth - longest;
-  // A collective that is under way would end before the blocks that are added.
-  for (VertexId v = 0; v < graph_.size(); ++v) {
-    if (is_data_collective(graph_, graph_[v]) && timeline.start[v] < first && timeline.end[v] > from) return false;
-  }
-  std::vector<char> repeats(graph_.size(), 0);
+  return first;
+}
+
+// Marks the vertices before the cuts that, as all that follow them there, start and end `growth` later than `cycle`
+// blocks earlier.
+std::vector<char> SteadyState::later_by(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+  std::vector<char> out(graph_.size(), 0);
   for (const auto& [vertices, per_block] : repeats_) {
     const auto distance = to_size(cycle * per_block);
     for (std::size_t i = vertices.size(); i-- > distance;) {
@@ -361,11 +391,93 @@ bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle
           timeline.end[vertices[i]] - timeline.end[vertices[i - distance]] != growth) {
         break;
       }
-      repeats[vertices[i]] = 1;
+      out[vertices[i]] = 1;
     }
   }
+  return out;
+}
+
+// Whether every vertex before the cuts that may overlap with the removed blocks starts `growth` later than `cycle`
+// blocks earlier.
+bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+  Duration longest{0};
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
+  }
+  const Duration first = first_changed(timeline, cycle, growth);
+  const Duration from = first - growth - longest;
+  // A collective that is under way would end before the blocks that are added.
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (is_data_collective(graph_, graph_[v]) && timeline.start[v] < first && timeline.end[v] > from) return false;
+  }
+  const std::vector<char> repeats = later_by(timeline, cycle, growth);
   for (VertexId v = 0; v < graph_.size(); ++v) {
     if (repeats[v] == 0 && timeline.start[v] >= from && blocks_back(v) > 0) return false;
+  }
+  return true;
+}
+
+bool SteadyState::memory_repeats(const Timeline& timeline, const Extension& of) const {
+  const Duration growth = of.time / (removed_ / of.cycle);
+  const Duration from = first_changed(timeline, of.cycle, growth) - growth;
+  const std::vector<char> repeats = later_by(timeline, of.cycle, growth);
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (repeats[v] == 0 && timeline.end[v] >= from && blocks_back(v) > 0) return false;
+  }
+  return true;
+}
+
+std::optional<SteadyState::PathPart> SteadyState::repeating_part(std::span<const VertexId> path,
+                                                                 const Timeline& timeline, const Extension& of) const {
+  constexpr std::int64_t kNone = -1;
+  std::vector<std::int64_t> index(graph_.size(), kNone);  // in the repeating vertices of its rank
+  for (const Repeats& each : repeats_) {
+    for (std::size_t i = 0; i < each.vertices.size(); ++i) index[each.vertices[i]] = static_cast<std::int64_t>(i);
+  }
+  const std::vector<char> later = later_by(timeline, of.cycle, of.time / (removed_ / of.cycle));
+  const auto repeats = [&](VertexId v) {
+    if (index[v] == kNone) return false;
+    const auto& [vertices, per_block] = repeats_[to_size(graph_.rank_of(v))];
+    const auto next = to_size(index[v] + of.cycle * per_block);
+    return next >= vertices.size() || later[vertices[next]] != 0;
+  };
+  std::size_t last = path.size();
+  while (last > 0 && blocks_back(path[last - 1]) == 0) --last;
+  if (last == 0) return std::nullopt;
+  const VertexId top = path[last - 1];
+  for (std::size_t i = last; i-- > 0;) {
+    if (!repeats(path[i])) return std::nullopt;
+    const int rank = graph_.rank_of(top);
+    const std::int64_t apart = graph_.rank_of(path[i]) == rank ? index[top] - index[path[i]] : 0;
+    const std::int64_t per_block = repeats_[to_size(rank)].per_block;
+    if (apart > 0 && apart % (per_block * of.cycle) == 0) return PathPart{i + 1, last, apart / per_block};
+    const auto needs = graph_.needs(path[i]);
+    if (!std::all_of(needs.begin(), needs.end(), repeats)) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+bool SteadyState::roots_repeat(std::span<const IdleRoot> roots, std::int64_t blocks) const {
+  std::int64_t depth = blocks + 1;
+  for (std::int64_t i = 0; i <= std::min(blocks, std::ssize(reach_) - 1); ++i) depth = std::max(depth, reach_[i]);
+  for (const auto& [vertices, per_block] : repeats_) {
+    const std::int64_t size = std::ssize(vertices);
+    if (size < (depth + blocks) * per_block) return false;
+    for (std::int64_t i = size - depth * per_block; i < size; ++i) {
+      if (!(roots[vertices[to_size(i)]] == roots[vertices[to_size(i - blocks * per_block)]])) return false;
+    }
+  }
+  return true;
+}
+
+bool SteadyState::lanes_continue() const {
+  std::vector<char> continues(graph_.lanes().size(), 0);
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    const bool step = graph_[v].kind == VertexKind::collective || graph_[v].kind == VertexKind::optimizer;
+    if (!step && blocks_back(v) <= 1) continues[to_size(graph_[v].lane)] = 1;
+  }
+  for (std::size_t lane = 0; lane < continues.size(); ++lane) {
+    if (continues[lane] == 0 && graph_.lanes()[lane].kind != LaneKind::collective) return false;
   }
   return true;
 }
