@@ -48,9 +48,7 @@ bool may_repeat(const Scenario& scenario, const Family& family) {
 }
 
 // Proves the extension of a short schedule and its critical path, of which a part may repeat less often than times do.
-std::optional<Proven> proven(const Scenario& scenario, ShortSchedule brief) {
-  ShortRun run(scenario, brief);
-  if (!run.prices.sharing.empty()) return std::nullopt;
+std::optional<Proven> proven(ShortSchedule brief, ShortRun run) {
   auto extension = run.steady.extension(run.prices, run.timeline);
   if (!extension || !run.steady.lanes_continue() || !run.steady.memory_repeats(run.timeline, *extension)) {
     return std::nullopt;
@@ -69,7 +67,9 @@ std::optional<Proven> first_proven(const Scenario& scenario, const Family& famil
     if (!brief || brief->schedule.num_microbatches() > params.microbatches / kLeastShortening) return std::nullopt;
     const int simulated = brief->schedule.num_microbatches();
     const int removed = brief->removed;
-    auto found = proven(scenario, std::move(*brief));
+    ShortRun run(scenario, *brief);
+    if (!run.prices.sharing.empty()) return std::nullopt;
+    auto found = proven(std::move(*brief), std::move(run));
     if (found && removed % found->part.blocks == 0) return found;
     const bool again = found && multiple != found->part.blocks;
     kept = again ? simulated : simulated + simulated / 2;
