@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 
+#include <memory>
 #include <string>
 
 #include "model/cost/analytic.h"
@@ -14,6 +15,8 @@
 #include "model/timeline/metrics.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/period.h"
+#include "sim/engine/predict.h"
+#include "sim/engine/shortened.h"
 
 namespace sluice::bench {
 namespace {
@@ -161,6 +164,25 @@ void step_memory(benchmark::State& state) {
   });
 }
 
+// A scenario of 8 ranks and a number of microbatches with its results, as `sluice simulate` computes them without an
+// output of ops: the time that the whole simulation takes for 64 should also suffice for 8,192.
+void scenario_to_result(benchmark::State& state, const char* family, int chunks, int slices) {
+  Scenario scenario;
+  scenario.schedule = family;
+  scenario.chunks = chunks;
+  scenario.training.pp = 8;
+  scenario.microbatches = static_cast<int>(state.range(0));
+  scenario.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+  bool shortened = false;
+  for (auto _ : state) {
+    const auto brief = sim::predict_shortened(scenario);
+    shortened = brief.has_value();
+    const auto setup = shortened ? nullptr : std::make_unique<Setup>(scenario);
+    benchmark::DoNotOptimize(shortened ? brief->prediction.iteration : sim::predict(*setup).iteration);
+  }
+  state.SetLabel(shortened ? "shortened" : "whole");
+}
+
 BENCHMARK(family_to_result)
     ->ArgsProduct({benchmark::CreateDenseRange(0, std::size(kShapes) - 1, 1), {100'000, 1'000'000}})
     ->Unit(benchmark::kMillisecond);
@@ -172,6 +194,12 @@ BENCHMARK(family_to_result)
     ->Complexity(benchmark::oN);
 BENCHMARK_CAPTURE(parts_to_result, combined_1f1b, "combined-1f1b", 3)->Arg(1'000'000)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(parts_to_result, dualpipe, "dualpipe", 0)->Arg(1'000'000)->Unit(benchmark::kMillisecond);
+#define SLUICE_SCENARIO(name, ...) \
+  BENCHMARK_CAPTURE(scenario_to_result, name, __VA_ARGS__)->Arg(64)->Arg(8192)->Unit(benchmark::kMillisecond)
+SLUICE_SCENARIO(1f1b, "1f1b", 0, 1);
+SLUICE_SCENARIO(zb_v, "zb-v", 0, 1);
+SLUICE_SCENARIO(seq1f1b_interleaved, "seq1f1b-interleaved", 2, 4);
+SLUICE_SCENARIO(dualpipe, "dualpipe", 0, 1);
 BENCHMARK(step_make_and_check)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_lower)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_price)->Unit(benchmark::kMillisecond);

@@ -39,9 +39,13 @@ std::int64_t OpGraph::transfer_bytes(const Vertex& transfer) const {
 }
 
 std::string OpGraph::name(VertexId v) const {
+  return name(v, [](int microbatch) { return microbatch; });
+}
+
+std::string OpGraph::name(VertexId v, const std::function<int(int)>& microbatch_of) const {
   const Vertex& vertex = vertices_[v];
   const auto op_of = [&](const Vertex& x) {
-    return to_string(Op{.microbatch = x.microbatch, .stage = x.stage, .slice = x.slice, .kind = x.op},
+    return to_string(Op{.microbatch = microbatch_of(x.microbatch), .stage = x.stage, .slice = x.slice, .kind = x.op},
                      schedule_->sliced());
   };
   switch (vertex.kind) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -110,6 +111,8 @@ class OpGraph {
 
   // "F(stage 1, mb 0)", "send F(stage 1, mb 0) 1->2", "optimizer(stage 0)", "gradient reduce(stage 3)", ...
   std::string name(VertexId v) const;
+  // The same with the microbatches of ops, but not the steps of collectives and optimizers, replaced.
+  std::string name(VertexId v, const std::function<int(int)>& microbatch_of) const;
 
  private:
   std::unique_ptr<Data> data_;

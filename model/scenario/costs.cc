@@ -48,17 +48,21 @@ std::vector<StageContents> split_stages(const Model& model, const Schedule& sche
 }
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule)
-    : ScenarioCosts(std::move(scenario), schedule, nullptr) {}
+    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches()) {}
+
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches)
+    : ScenarioCosts(std::move(scenario), schedule, microbatches, nullptr) {}
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages)
-    : ScenarioCosts(std::move(scenario), schedule, &stages) {}
+    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), &stages) {}
 
-ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages)
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches,
+                             const std::vector<StageContents>* stages)
     : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
   // The ranks of a schedule file may be more than those of the scenario, without --pp one.
   if (scenario_.cluster) scenario_.cluster->use_for(scenario_.training.world_size());
-  scenario_.microbatches = schedule.num_microbatches();
+  scenario_.microbatches = microbatches;
   std::optional<CostTable> table;
   if (scenario_.model && scenario_.cost == CostKind::fitted) {
     table = read_cost_table(scenario_.cost_file);
@@ -92,7 +96,7 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
     return split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
                         scenario_.last_stage_layers, scenario_.mtp_stage);
   });
-  training.deferred_head_gradients = std::min(training.deferred_head_gradients, schedule.num_microbatches());
+  training.deferred_head_gradients = std::min(training.deferred_head_gradients, scenario_.microbatches);
 }
 
 // That of the executor, if it measured the costs.

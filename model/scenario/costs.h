@@ -27,6 +27,8 @@ class ScenarioCosts {
  public:
   // Throws InputError naming the scenario's field.
   ScenarioCosts(Scenario scenario, const Schedule& schedule);
+  // The same for a schedule that is only a part of one with `microbatches`.
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches);
   // The same for stages with these contents, which need not add up to the model. Precondition: the scenario has one.
   ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages);
 
@@ -37,7 +39,8 @@ class ScenarioCosts {
   LoweringOptions lowering_options(WeightPolicy policy) const;
 
  private:
-  ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages);
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches,
+                const std::vector<StageContents>* stages);
   std::int64_t library_workspace() const;
   void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
   void make_footprint(const Schedule& schedule, const std::optional<CostTable>& table);

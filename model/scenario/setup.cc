@@ -167,4 +167,9 @@ Setup::Setup(const Scenario& scenario, Schedule schedule)
       costs_(scenario, schedule_),
       graph_(lowered(schedule_, costs_)) {}
 
+Setup::Setup(const Scenario& scenario, Schedule part, int microbatches)
+    : schedule_(std::move(part)),
+      costs_(scenario, schedule_, microbatches),
+      graph_(lower_named(schedule_, costs_.lowering_options(schedule_.weight_policy()), scenario.schedule)) {}
+
 }  // namespace sluice::model

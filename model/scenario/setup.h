@@ -37,6 +37,8 @@ class Setup {
   explicit Setup(const Scenario& scenario);
   // The same with another schedule of the same placement, for example with more batches.
   Setup(const Scenario& scenario, Schedule schedule);
+  // The same with a part of the scenario's schedule, whose costs are those of the whole one.
+  Setup(const Scenario& scenario, Schedule part, int microbatches);
   Setup(const Setup&) = delete;
   Setup& operator=(const Setup&) = delete;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "model/to_size.h"
 
@@ -130,7 +131,12 @@ IdleRoot root_of_link(const OpGraph& graph, VertexId transfer) {
   return {std::min(link.rank, link.peer), std::max(link.rank, link.peer)};
 }
 
-// Returns by vertex what its start comes down to.
+}  // namespace
+
+std::string to_string(const IdleRoot& root) {
+  return root.peer < 0 ? fmt::format("rank {}", root.rank) : fmt::format("link {}-{}", root.rank, root.peer);
+}
+
 std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline) {
   std::vector<IdleRoot> roots(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -153,19 +159,16 @@ std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& time
   return roots;
 }
 
-}  // namespace
-
-std::string to_string(const IdleRoot& root) {
-  return root.peer < 0 ? fmt::format("rank {}", root.rank) : fmt::format("link {}-{}", root.rank, root.peer);
-}
-
 std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline) {
   const std::vector<IdleRoot> roots = roots_of_starts(graph, timeline);
   VertexId last = kNoVertex;
   for (VertexId v = 0; v < graph.size(); ++v) {
     const VertexKind kind = graph[v].kind;
     if (kind != VertexKind::compute && kind != VertexKind::joint) continue;
-    if (last == kNoVertex || timeline.end[v] > timeline.end[last]) last = v;
+    if (last == kNoVertex ||
+        std::pair(timeline.end[last], graph[v].lane) < std::pair(timeline.end[v], graph[last].lane)) {
+      last = v;
+    }
   }
   std::vector<RootedIdle> out;
   const auto add = [&](const IdleInterval& interval) {
@@ -181,6 +184,10 @@ std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timelin
 std::vector<RootedIdle> idle_by_root(const OpGraph& graph, const Timeline& timeline) {
   std::map<IdleRoot, Duration> sums;
   for (const RootedIdle& part : idle_roots(graph, timeline)) sums[part.root] += part.idle;
+  return by_length(sums);
+}
+
+std::vector<RootedIdle> by_length(const std::map<IdleRoot, Duration>& sums) {
   std::vector<RootedIdle> out;
   for (const auto& [root, idle] : sums) out.push_back({.root = root, .idle = idle});
   std::stable_sort(out.begin(), out.end(), [](const RootedIdle& a, const RootedIdle& b) { return a.idle > b.idle; });

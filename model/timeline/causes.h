@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -66,6 +67,10 @@ struct RootedIdle {
   VertexId next = kNoVertex;
 };
 
+// Returns by vertex the root of a wait for it: its rank, if that was busy until it started, otherwise that of what it
+// waited for.
+std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline);
+
 // Returns the parts of all idle intervals with their roots. A wait for a transfer has its link as the root. A wait for
 // an op has the root of that op: its rank, if that was busy until the op started; otherwise the root of the larger part
 // of the wait before it. After its last op, a rank waits for the op that ends last. Waits for reductions, norms and
@@ -74,6 +79,7 @@ std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timelin
 
 // Returns their sums by root, the longest first; `next` is not set.
 std::vector<RootedIdle> idle_by_root(const OpGraph& graph, const Timeline& timeline);
+std::vector<RootedIdle> by_length(const std::map<IdleRoot, Duration>& sums);
 
 // Returns the need of `v` that was satisfied last, and when: the first of several (data before order); kNoVertex
 // without needs. A transfer satisfies its reader when it arrives, and the next transfer of its lane when it leaves the

@@ -1,6 +1,7 @@
 #include "model/timeline/critical_path.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "model/timeline/causes.h"
 
@@ -9,8 +10,10 @@ namespace sluice::model {
 CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
   CriticalPath path;
   if (graph.size() == 0) return path;
-  const auto last = std::max_element(timeline.end.begin(), timeline.end.end());
-  auto v = static_cast<VertexId>(last - timeline.end.begin());
+  VertexId v = 0;
+  for (VertexId other = 1; other < graph.size(); ++other) {
+    if (std::pair(timeline.end[v], graph[other].lane) < std::pair(timeline.end[other], graph[v].lane)) v = other;
+  }
   while (true) {
     path.vertices.push_back(v);
     const Duration start = timeline.start[v];

@@ -20,7 +20,8 @@ struct CriticalPath {
   Duration idle{};  // a vertex started later than it could have (measured timelines only)
 };
 
-// Returns the path that ends last. Of needs that were satisfied at the same time it follows the first.
+// Returns the path that ends last, of several that on the lowest lane. Of needs that were satisfied at the same time it
+// follows the first.
 CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline);
 
 // Returns by vertex how much later it could have ended without increasing the makespan, if all other durations and the

@@ -52,22 +52,27 @@ Metrics measure(const OpGraph& graph, const Timeline& timeline) {
     }
     of.last_end = timeline.end[v];
   }
-  Duration busy{0};
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    RankMetrics& of = metrics.ranks[rank];
-    of.peak_in_flight = peak_in_flight(schedule, rank);
+    metrics.ranks[rank].peak_in_flight = peak_in_flight(schedule, rank);
+  }
+  metrics.makespan = last;
+  complete(metrics);
+  return metrics;
+}
+
+void complete(Metrics& metrics) {
+  Duration busy{0};
+  for (const RankMetrics& of : metrics.ranks) {
     busy += of.busy;
     metrics.ideal = std::max(metrics.ideal, of.busy);
     metrics.span = std::max(metrics.span, of.last_end - of.first_start);
   }
-  metrics.makespan = last;
-  const double all = static_cast<double>(last.count()) * schedule.num_ranks();
+  const double all = static_cast<double>(metrics.makespan.count()) * static_cast<double>(metrics.ranks.size());
   metrics.bubble_fraction = all > 0 ? 1.0 - static_cast<double>(busy.count()) / all : 0.0;
   metrics.bubble_over_ideal =
       metrics.ideal.count() > 0
           ? static_cast<double>((metrics.makespan - metrics.ideal).count()) / static_cast<double>(metrics.ideal.count())
           : 0.0;
-  return metrics;
 }
 
 }  // namespace sluice::model

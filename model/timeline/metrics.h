@@ -27,6 +27,9 @@ struct Metrics {
 
 Metrics measure(const OpGraph& graph, const Timeline& timeline);
 
+// Computes what follows from the makespan and the times of the ranks: ideal, span and the bubble fractions.
+void complete(Metrics& metrics);
+
 // Returns the maximum of activations that `rank` stores at a time, from the order alone: an F adds its part
 // (1/num_chunks of its slice's part of the microbatch) when it starts; the B, or with split backward the W, removes it
 // when it ends.

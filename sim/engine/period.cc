@@ -14,6 +14,15 @@ namespace {
 
 Duration divided(Duration total, std::int64_t n) { return Duration{(total.count() + n / 2) / n}; }
 
+// All lanes but those of collectives, which are not repeated.
+std::vector<std::size_t> repeated_lanes(const OpGraph& graph) {
+  std::vector<std::size_t> lanes;
+  for (std::size_t i = 0; i < graph.lanes().size(); ++i) {
+    if (graph.lanes()[i].kind != LaneKind::collective) lanes.push_back(i);
+  }
+  return lanes;
+}
+
 // The growth per repetition if all lanes grew equally over the last `cycle` ones, and with `again` also over the
 // `cycle` before these.
 std::optional<Duration> constant_growth(const std::vector<LaneTimes>& history, const std::vector<std::size_t>& lanes,
@@ -46,8 +55,8 @@ Duration mean_growth(const std::vector<LaneTimes>& history) {
 
 // Upper limits of the repetitions: for the number of visited vertices, and so that nanoseconds do not overflow if no
 // repetition takes longer than `longest`.
-std::int64_t most_rounds(const OpGraph& graph, std::int64_t max_visits) {
-  const auto size = std::max<std::int64_t>(1, graph.size());
+std::int64_t most_rounds(const OpGraph& graph, std::int64_t graph_size, std::int64_t max_visits) {
+  const auto size = std::max<std::int64_t>(1, graph_size);
   const std::int64_t most = 64 + 4 * static_cast<std::int64_t>(graph.schedule().num_ranks());
   return std::clamp<std::int64_t>(max_visits / size, 4, most);
 }
@@ -65,7 +74,7 @@ Duration contended_period(const OpGraph& graph, const Prices& prices, const std:
   for (VertexId v = 0; v < graph.size(); ++v) {
     all += prices.duration[v] + prices.lane_latency[graph[v].lane] + Duration{1};
   }
-  const std::int64_t rounds = rounds_in_range(std::min(most_rounds(graph, kMaxVisits), kMostRounds), all);
+  const std::int64_t rounds = rounds_in_range(std::min(most_rounds(graph, graph.size(), kMaxVisits), kMostRounds), all);
   std::optional<Duration> period;
   repeat_contended(graph, prices, static_cast<int>(rounds), [&](const std::vector<LaneTimes>& so_far) {
     period = constant_growth(so_far, lanes, true);
@@ -185,22 +194,31 @@ class BatchesAlike {
 }  // namespace
 
 Duration repeated_period(const OpGraph& graph, const Prices& prices) {
-  std::vector<std::size_t> lanes;  // collectives are not repeated
-  for (std::size_t i = 0; i < graph.lanes().size(); ++i) {
-    if (graph.lanes()[i].kind != LaneKind::collective) lanes.push_back(i);
-  }
-  if (transfers_share(graph, prices.sharing)) return contended_period(graph, prices, lanes);
+  if (transfers_share(graph, prices.sharing)) return contended_period(graph, prices, repeated_lanes(graph));
+  return *repeated_period(graph, prices, graph.size(), nullptr);
+}
+
+std::optional<Duration> repeated_period(const OpGraph& graph, const Prices& prices, std::int64_t size,
+                                        const std::function<std::optional<Duration>(const Timeline&)>& later) {
+  const std::vector<std::size_t> lanes = repeated_lanes(graph);
   constexpr std::int64_t kMaxVisits = 400'000'000;
-  std::int64_t rounds = most_rounds(graph, kMaxVisits);
+  std::int64_t rounds = most_rounds(graph, size, kMaxVisits);
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
-  std::vector<Duration> done;
+  Timeline times;
   std::vector<LaneTimes> history;
+  Duration left_out{0};  // of all repetitions
   for (std::int64_t round = 0; round < rounds; ++round) {
-    sweep<false>(graph, prices, lane_free, nullptr, done);
+    sweep<false>(graph, prices, lane_free, later ? &times.start : nullptr, times.end);
     history.push_back(lane_free);
+    if (later) {
+      const std::optional<Duration> more = later(times);
+      if (!more) return std::nullopt;
+      left_out += *more;
+      for (Duration& free : history.back()) free += left_out;
+    }
     // No repetition takes longer than the first.
-    if (round == 0) rounds = rounds_in_range(rounds, *std::max_element(lane_free.begin(), lane_free.end()));
-    if (const std::optional<Duration> growth = constant_growth(history, lanes, false)) return *growth;
+    if (round == 0) rounds = rounds_in_range(rounds, *std::max_element(history[0].begin(), history[0].end()));
+    if (const std::optional<Duration> growth = constant_growth(history, lanes, false)) return growth;
   }
   return mean_growth(history);
 }

@@ -38,7 +38,12 @@ Duration period_of(const Setup& setup, const Prediction& prediction) {
 double sequences_of(const Setup& setup) {
   const Schedule& schedule = setup.schedule();
   double sequences = 0;  // per batch and replica
-  for (int mb = 0; mb < schedule.num_microbatches(); ++mb) sequences += schedule.shape(mb).sequences;
+  const int microbatches = setup.scenario().microbatches;
+  if (schedule.shapes().size() == 1) {
+    sequences = static_cast<double>(microbatches) * schedule.shape(0).sequences;
+  } else {
+    for (int mb = 0; mb < microbatches; ++mb) sequences += schedule.shape(mb).sequences;
+  }
   return sequences * setup.scenario().training.dp;
 }
 
@@ -108,7 +113,7 @@ std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes) {
   return static_cast<std::int64_t>(static_cast<double>(peak_bytes) * (1 + gpu.fragmentation)) + gpu.reserved_bytes;
 }
 
-Prediction predict(const Setup& setup, const PredictOptions& options) try {
+Prediction measured(const Setup& setup, const PredictOptions& options) {
   const OpGraph& graph = setup.graph();
   const Perturbation& perturbation = setup.scenario().perturbation;
   const auto step_done = [&] {
@@ -126,19 +131,27 @@ Prediction predict(const Setup& setup, const PredictOptions& options) try {
   prediction.idle = idle_by_cause(graph, prediction.timeline);
   prediction.critical_path = critical_path(graph, prediction.timeline);
   step_done();
-  prediction.period = period_of(setup, prediction);
-  step_done();
+  return prediction;
+}
+
+void complete(const Setup& setup, Prediction& prediction) {
   const bool flush = setup.schedule().weight_policy() == WeightPolicy::flush;
+  const Scenario& scenario = setup.scenario();
   prediction.iteration = flush ? prediction.metrics.makespan : prediction.period;
-  if (setup.scenario().correction) {
-    prediction.corrected = setup.scenario().correction->at(to_seconds(prediction.iteration));
+  if (scenario.correction) prediction.corrected = scenario.correction->at(to_seconds(prediction.iteration));
+  prediction.throughput = throughput_of(scenario, setup.stages(), sequences_of(setup), prediction.iteration_s());
+  if (scenario.model && scenario.cluster) prediction.fit = fit_of(*scenario.cluster, prediction.memory);
+}
+
+Prediction predict(const Setup& setup, const PredictOptions& options) try {
+  Prediction prediction = measured(setup, options);
+  prediction.period = period_of(setup, prediction);
+  if (options.step_done) options.step_done();
+  complete(setup, prediction);
+  const Perturbation& perturbation = setup.scenario().perturbation;
+  if (perturbation.trials > 0) {
+    prediction.trials = run_trials(setup.graph(), prediction.prices, perturbation, options.trial_progress);
   }
-  prediction.throughput =
-      throughput_of(setup.scenario(), setup.stages(), sequences_of(setup), prediction.iteration_s());
-  if (setup.scenario().model && setup.scenario().cluster)
-    prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
-  if (perturbation.trials > 0)
-    prediction.trials = run_trials(graph, prediction.prices, perturbation, options.trial_progress);
   return prediction;
 } catch (const std::bad_alloc&) {
   report_out_of_memory(setup.scenario());

@@ -23,6 +23,11 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
 // attention as the full square, or because the predicted time is impossible; "" if it is not above.
 std::string mfu_remark(const Scenario& scenario, double mfu);
 
+// Simulates the priced graph and measures its timeline: everything but the period and what `complete` adds.
+Prediction measured(const Setup& setup, const PredictOptions& options);
+// Adds the iteration time, the throughput and the fit, which follow from the makespan, the period and the memory.
+void complete(const Setup& setup, Prediction& prediction);
+
 // Prices the graph, applies the scenario's slow ranks and links, simulates and measures the timeline, and runs the
 // jitter trials. Throws InputError.
 Prediction predict(const Setup& setup, const PredictOptions& options = {});

@@ -32,7 +32,21 @@ struct Fit {
   std::int64_t capacity_bytes = 0;
 };
 
-// The predicted time and memory of one training iteration.
+// What the prediction of a whole schedule from a shortened one left out (sim/engine/shortened.h): `times` parts of the
+// steady state, each of `microbatches` and with the length `time`, after which everything repeats.
+struct RepeatedPart {
+  int simulated = 0;     // microbatches of the shortened schedule
+  int microbatches = 0;  // of a part, of all routes
+  int times = 0;
+  Duration time{};
+  // The vertices of the critical path, by index, that are repeated so many times after `path_end`.
+  std::size_t path_begin = 0;
+  std::size_t path_end = 0;
+  std::vector<RootedIdle> idle_roots;  // as by idle_by_root, of the whole schedule
+};
+
+// The predicted time and memory of one training iteration. With a `repetition`, prices, timeline and the vertices of
+// the critical path are those of the shortened schedule, and everything else is of the whole one.
 struct Prediction {
   Prices prices;
   Timeline timeline;
@@ -46,10 +60,25 @@ struct Prediction {
   Throughput throughput;
   std::optional<Fit> fit;        // with a model and a cluster
   std::optional<Trials> trials;  // with jitter
+  std::optional<RepeatedPart> repetition;
 
   // Iteration time in seconds, after the scenario's correction if it has one.
   double iteration_s() const { return corrected ? corrected->seconds : to_seconds(iteration); }
 };
+
+// A vertex of the critical path of the whole schedule: one of the simulated graph, and how much later it is there.
+struct PathStep {
+  VertexId vertex = 0;
+  Duration later{};
+  int microbatches = 0;  // of all routes
+};
+std::size_t path_length(const Prediction& prediction);
+PathStep path_step(const Prediction& prediction, std::size_t index);
+// The number of times that a vertex of `critical_path.vertices`, by its index there, occurs in it.
+int times_on_path(const Prediction& prediction, std::size_t index);
+// The microbatch of the whole schedule, which has `num_microbatches`, that is `later` (PathStep::microbatches) than one
+// of the simulated schedule.
+int later_microbatch(const Schedule& simulated, int num_microbatches, int microbatch, int later);
 
 struct PredictOptions {
   bool keep_memory = false;                            // keep the memory curves in addition to the peaks

@@ -14,6 +14,16 @@ namespace sluice::sim {
 namespace {
 
 constexpr std::int64_t kAfterAll = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kBeforeAll = -1;
+
+// Numbers microbatches so that a block has the next ones of every route: those of two routes alternate.
+void number_by_route(ScheduleParts& parts) {
+  const std::vector<int> numbers = numbers_by_route(parts.route_of);
+  if (numbers.empty()) return;
+  for (std::vector<Op>& list : parts.orders) {
+    for (Op& op : list) op.microbatch = numbers[to_size(op.microbatch)];
+  }
+}
 
 bool same_later(const Op& early, const Op& late, int microbatches) {
   return late.microbatch == early.microbatch + microbatches && late.stage == early.stage && late.slice == early.slice &&
@@ -60,20 +70,19 @@ std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<con
 }
 
 // Removes blocks from the schedule of `params` until it has `microbatches`, where `many` is that schedule or one that
-// only has fewer blocks. Returns nothing if it does not repeat so.
+// only has fewer blocks, with microbatches numbered by route. Returns nothing if it does not repeat so.
 std::optional<ShortSchedule> without_blocks(const Family& family, const FamilyParams& params, const ScheduleParts& many,
                                             std::span<const std::int64_t> blocks, int unit, int microbatches) {
   FamilyParams fewer = params;
   fewer.microbatches = microbatches;
   ShortSchedule out{
       .schedule = make_schedule(family, fewer), .unit = unit, .removed = (params.microbatches - microbatches) / unit};
-  for (int mb = 0; mb + unit < many.num_microbatches; ++mb) {
-    if (!many.route_of.empty() && many.route_of[mb] != many.route_of[mb + unit]) return std::nullopt;
-  }
+  out.params = fewer;
+  ScheduleParts few = out.schedule.parts();
+  number_by_route(few);
   const int removed = (many.num_microbatches - microbatches) / unit;
   for (std::size_t rank = 0; rank < many.orders.size(); ++rank) {
-    const auto few = out.schedule.ops(static_cast<int>(rank));
-    const auto cut = cut_of(many.orders[rank], few, blocks[rank], unit, removed);
+    const auto cut = cut_of(many.orders[rank], few.orders[rank], blocks[rank], unit, removed);
     if (!cut) return std::nullopt;
     out.cuts.push_back(*cut);
   }
@@ -91,22 +100,34 @@ ScheduleParts parts_with(const Family& family, const FamilyParams& params, int m
   return make_parts(family, params);
 }
 
-// The schedule with as few blocks as leave at least `microbatches`, if the lists of `many` repeat as its own.
-std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams& params, const ScheduleParts& many,
-                                       int microbatches) {
-  const int largest_unit = std::min(microbatches, std::max(params.group, 2 * params.ranks));
-  for (int unit = 1; unit <= largest_unit; ++unit) {
-    const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
-    if (blocks.empty()) continue;
-    // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
-    const int cycle = std::max(1, params.ranks / std::gcd(params.ranks, unit * params.slices()));
-    int removed = (params.microbatches - microbatches) / unit;
-    removed -= removed >= cycle ? removed % cycle : 0;
-    const int kept = params.microbatches - removed * unit;
-    if (removed < 1 || kept >= many.num_microbatches || (many.num_microbatches - kept) % unit != 0) return std::nullopt;
-    return without_blocks(family, params, many, blocks, unit, kept);
+// A number of microbatches after which all lists repeat, and the ops of a block per rank; nothing if they do not
+// repeat.
+struct Repeating {
+  int unit = 1;
+  std::vector<std::int64_t> blocks;
+};
+std::optional<Repeating> repeating(const FamilyParams& params, const ScheduleParts& many) {
+  const int largest_unit = std::max(params.group, 2 * params.ranks);
+  const int routes = static_cast<int>(many.routes.size());  // a block has microbatches of every route
+  for (int unit = routes; unit <= largest_unit; unit += routes) {
+    std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
+    if (!blocks.empty()) return Repeating{unit, std::move(blocks)};
   }
   return std::nullopt;
+}
+
+// The schedule with as few blocks as leave at least `microbatches`, if the lists of `many` repeat as its own. The
+// number of removed blocks is a multiple of `multiple`.
+std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams& params, const ScheduleParts& many,
+                                       const Repeating& of, int microbatches, int multiple) {
+  // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
+  const int cycle = std::max(1, params.ranks / std::gcd(params.ranks, of.unit * params.slices()));
+  int removed = (params.microbatches - microbatches) / of.unit;
+  removed -= removed % multiple;
+  if (const int both = std::lcm(cycle, multiple); removed >= both) removed -= removed % both;
+  const int kept = params.microbatches - removed * of.unit;
+  const bool found = removed > 0 && kept < many.num_microbatches && (many.num_microbatches - kept) % of.unit == 0;
+  return found ? without_blocks(family, params, many, of.blocks, of.unit, kept) : std::nullopt;
 }
 
 }  // namespace
@@ -124,17 +145,52 @@ FewerMicrobatches fewer_microbatches(const Family& family, const FamilyParams& p
   return out;
 }
 
-ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches) {
-  constexpr std::int64_t kTimes = 4;  // the compared lists are longer than the short ones
+std::vector<int> numbers_by_route(std::span<const std::uint8_t> route_of) {
+  if (std::all_of(route_of.begin(), route_of.end(), [](std::uint8_t route) { return route == 0; })) return {};
+  const int routes = 1 + *std::max_element(route_of.begin(), route_of.end());
+  std::vector<int> next(to_size(routes), 0);
+  std::vector<int> out;
+  for (const std::uint8_t route : route_of) out.push_back(routes * next[route]++ + route);
+  return out;
+}
+
+int kept_microbatches(const FamilyParams& params) { return (params.ranks + params.ranks / 2) / params.slices() + 3; }
+
+std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& params, int microbatches, int multiple) {
+  constexpr int kTimes = 2;  // the compared lists are longer than the short ones
   // With less than twice as many microbatches the whole schedule is simulated.
-  if (params.microbatches >= 2 * microbatches) {
-    const FamilyParams fewer = fewer_microbatches(family, params, kTimes * microbatches).params;
+  for (int kept = microbatches; kept <= params.microbatches / 2; kept *= 2) {
+    const FamilyParams fewer = fewer_microbatches(family, params, std::int64_t{kTimes} * kept).params;
     FamilyParams grouped = params;
     grouped.group = fewer.group;
-    const ScheduleParts many = parts_with(family, grouped, fewer.microbatches);
-    if (auto found = shortened(family, grouped, many, microbatches)) return std::move(*found);
+    ScheduleParts many = parts_with(family, grouped, fewer.microbatches);
+    number_by_route(many);
+    const auto of = repeating(grouped, many);
+    if (!of) break;
+    if (auto found = shortened(family, grouped, many, *of, kept, multiple)) return found;
   }
-  return {.schedule = make_schedule(family, params)};
+  return std::nullopt;
+}
+
+std::optional<ShortSchedule> with_blocks(const Family& family, const ShortSchedule& brief, int blocks) {
+  FamilyParams params = brief.params;
+  params.microbatches += blocks * brief.unit;
+  ShortSchedule out{.schedule = make_schedule(family, params),
+                    .unit = brief.unit,
+                    .removed = brief.removed - blocks,
+                    .cuts = brief.cuts,
+                    .params = params};
+  ScheduleParts few = brief.schedule.parts();
+  ScheduleParts many = out.schedule.parts();
+  number_by_route(few);
+  number_by_route(many);
+  for (std::size_t rank = 0; rank < out.cuts.size(); ++rank) {
+    const std::int64_t block = out.cuts[rank].block;
+    const auto cut = cut_of(many.orders[rank], few.orders[rank], block, brief.unit, blocks);
+    if (!cut || cut->at != out.cuts[rank].at || cut->begin != out.cuts[rank].begin) return std::nullopt;
+    out.cuts[rank].at += blocks * block;
+  }
+  return out;
 }
 
 SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
@@ -161,7 +217,7 @@ SteadyState::SteadyState(const OpGraph& graph, int removed, int unit, std::vecto
 }
 
 // Sets the position in its rank's list of each vertex: that of its op, of the op that it recomputes for, or of the op
-// whose result it sends.
+// whose result it sends. Collectives that wait for no op come first, other ones last.
 void SteadyState::find_positions() {
   position_.assign(graph_.size(), kAfterAll);
   std::vector<std::int64_t> next(cuts_.size(), 0);
@@ -175,7 +231,13 @@ void SteadyState::find_positions() {
         break;
       case VertexKind::recompute: position_[v] = here; break;
       case VertexKind::transfer: position_[v] = position_[graph_.needs(v).front()]; break;
-      case VertexKind::collective:
+      case VertexKind::collective: {
+        const auto needs = graph_.needs(v);
+        const bool first =
+            std::all_of(needs.begin(), needs.end(), [&](VertexId need) { return position_[need] == kBeforeAll; });
+        if (first) position_[v] = kBeforeAll;
+        break;
+      }
       case VertexKind::optimizer: break;
     }
   }
@@ -208,6 +270,10 @@ std::int64_t SteadyState::blocks_back(VertexId v) const {
 
 // Whether consecutive blocks have equal vertices but for the microbatch. Drops an incomplete first block.
 bool SteadyState::repeat_alike() {
+  const std::vector<int> numbers = numbers_by_route(graph_.schedule().parts().route_of);
+  const auto number = [&](const Vertex& of) {
+    return numbers.empty() ? of.microbatch : numbers[to_size(of.microbatch)];
+  };
   for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
     std::vector<VertexId>& vertices = repeats_[rank].vertices;
     const std::int64_t per_block = repeats_[rank].per_block;
@@ -217,7 +283,7 @@ bool SteadyState::repeat_alike() {
       const Vertex& late = graph_[vertices[i]];
       const Vertex& early = graph_[vertices[i - to_size(per_block)]];
       if (late.kind != early.kind || late.op != early.op || late.stage != early.stage || late.slice != early.slice ||
-          late.lane != early.lane || late.microbatch != early.microbatch + unit_) {
+          late.lane != early.lane || number(late) != number(early) + unit_) {
         return false;
       }
     }
@@ -267,6 +333,7 @@ std::optional<SteadyState::Extension> SteadyState::extension_at_cuts(const Price
     if (removed_ % cycle != 0) continue;
     const std::optional<Duration> growth = growth_of(timeline, cycle, depth, tolerance);
     if (!growth) continue;
+    out.cycle = cycle;
     if (tolerance == 0 && !prices.sharing.empty() && !repeats_in_flight(timeline, cycle, *growth)) return std::nullopt;
     out.time = *growth * (removed_ / cycle);
     for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
@@ -303,22 +370,20 @@ std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::in
   return most;
 }
 
-// Whether every vertex before the cuts that may overlap with the removed blocks starts `growth` later than `cycle`
-// blocks earlier.
-bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+// The first start of a vertex after the cuts in the long run.
+Duration SteadyState::first_changed(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
   Duration first = Duration::max();
-  Duration longest{0};
   for (VertexId v = 0; v < graph_.size(); ++v) {
     const std::int64_t back = blocks_back(v);
     if (back <= cycle) first = std::min(first, timeline.start[v] + (back > 0 ? growth : Duration{0}));
-    if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
   }
-  const Duration from = first - growth - longest;
-  // A collective that is under way would end before the blocks that are added.
-  for (VertexId v = 0; v < graph_.size(); ++v) {
-    if (is_data_collective(graph_, graph_[v]) && timeline.start[v] < first && timeline.end[v] > from) return false;
-  }
-  std::vector<char> repeats(graph_.size(), 0);
+  return first;
+}
+
+// Marks the vertices before the cuts that, as all that follow them there, start and end `growth` later than `cycle`
+// blocks earlier.
+std::vector<char> SteadyState::later_by(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+  std::vector<char> out(graph_.size(), 0);
   for (const auto& [vertices, per_block] : repeats_) {
     const auto distance = to_size(cycle * per_block);
     for (std::size_t i = vertices.size(); i-- > distance;) {
@@ -326,11 +391,93 @@ bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle
           timeline.end[vertices[i]] - timeline.end[vertices[i - distance]] != growth) {
         break;
       }
-      repeats[vertices[i]] = 1;
+      out[vertices[i]] = 1;
     }
   }
+  return out;
+}
+
+// Whether every vertex before the cuts that may overlap with the removed blocks starts `growth` later than `cycle`
+// blocks earlier.
+bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+  Duration longest{0};
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
+  }
+  const Duration first = first_changed(timeline, cycle, growth);
+  const Duration from = first - growth - longest;
+  // A collective that is under way would end before the blocks that are added.
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (is_data_collective(graph_, graph_[v]) && timeline.start[v] < first && timeline.end[v] > from) return false;
+  }
+  const std::vector<char> repeats = later_by(timeline, cycle, growth);
   for (VertexId v = 0; v < graph_.size(); ++v) {
     if (repeats[v] == 0 && timeline.start[v] >= from && blocks_back(v) > 0) return false;
+  }
+  return true;
+}
+
+bool SteadyState::memory_repeats(const Timeline& timeline, const Extension& of) const {
+  const Duration growth = of.time / (removed_ / of.cycle);
+  const Duration from = first_changed(timeline, of.cycle, growth) - growth;
+  const std::vector<char> repeats = later_by(timeline, of.cycle, growth);
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (repeats[v] == 0 && timeline.end[v] >= from && blocks_back(v) > 0) return false;
+  }
+  return true;
+}
+
+std::optional<SteadyState::PathPart> SteadyState::repeating_part(std::span<const VertexId> path,
+                                                                 const Timeline& timeline, const Extension& of) const {
+  constexpr std::int64_t kNone = -1;
+  std::vector<std::int64_t> index(graph_.size(), kNone);  // in the repeating vertices of its rank
+  for (const Repeats& each : repeats_) {
+    for (std::size_t i = 0; i < each.vertices.size(); ++i) index[each.vertices[i]] = static_cast<std::int64_t>(i);
+  }
+  const std::vector<char> later = later_by(timeline, of.cycle, of.time / (removed_ / of.cycle));
+  const auto repeats = [&](VertexId v) {
+    if (index[v] == kNone) return false;
+    const auto& [vertices, per_block] = repeats_[to_size(graph_.rank_of(v))];
+    const auto next = to_size(index[v] + of.cycle * per_block);
+    return next >= vertices.size() || later[vertices[next]] != 0;
+  };
+  std::size_t last = path.size();
+  while (last > 0 && blocks_back(path[last - 1]) == 0) --last;
+  if (last == 0) return std::nullopt;
+  const VertexId top = path[last - 1];
+  for (std::size_t i = last; i-- > 0;) {
+    if (!repeats(path[i])) return std::nullopt;
+    const int rank = graph_.rank_of(top);
+    const std::int64_t apart = graph_.rank_of(path[i]) == rank ? index[top] - index[path[i]] : 0;
+    const std::int64_t per_block = repeats_[to_size(rank)].per_block;
+    if (apart > 0 && apart % (per_block * of.cycle) == 0) return PathPart{i + 1, last, apart / per_block};
+    const auto needs = graph_.needs(path[i]);
+    if (!std::all_of(needs.begin(), needs.end(), repeats)) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+bool SteadyState::roots_repeat(std::span<const IdleRoot> roots, std::int64_t blocks) const {
+  std::int64_t depth = blocks + 1;
+  for (std::int64_t i = 0; i <= std::min(blocks, std::ssize(reach_) - 1); ++i) depth = std::max(depth, reach_[i]);
+  for (const auto& [vertices, per_block] : repeats_) {
+    const std::int64_t size = std::ssize(vertices);
+    if (size < (depth + blocks) * per_block) return false;
+    for (std::int64_t i = size - depth * per_block; i < size; ++i) {
+      if (!(roots[vertices[to_size(i)]] == roots[vertices[to_size(i - blocks * per_block)]])) return false;
+    }
+  }
+  return true;
+}
+
+bool SteadyState::lanes_continue() const {
+  std::vector<char> continues(graph_.lanes().size(), 0);
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    const bool step = graph_[v].kind == VertexKind::collective || graph_[v].kind == VertexKind::optimizer;
+    if (!step && blocks_back(v) <= 1) continues[to_size(graph_[v].lane)] = 1;
+  }
+  for (std::size_t lane = 0; lane < continues.size(); ++lane) {
+    if (continues[lane] == 0 && graph_.lanes()[lane].kind != LaneKind::collective) return false;
   }
   return true;
 }

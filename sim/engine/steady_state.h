@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "model/cost/price.h"
 #include "model/graph/op_graph.h"
 #include "model/schedule/family.h"
+#include "model/timeline/causes.h"
 #include "model/timeline/timeline.h"
 
 namespace sluice::sim {
@@ -18,14 +20,15 @@ namespace sluice::sim {
 // one.
 struct ShortSchedule {
   Schedule schedule;
-  int unit = 1;     // microbatches of a block
-  int removed = 0;  // blocks, on every rank; 0: nothing repeats, and this is the whole schedule
+  int unit = 1;     // microbatches of a block, of all routes
+  int removed = 0;  // blocks, on every rank; 0: this is the whole schedule
   struct Cut {
     std::int64_t block = 0;  // ops of a block on this rank
     std::int64_t begin = 0;  // position from which the list repeats
     std::int64_t at = 0;     // position at which blocks were removed
   };
   std::vector<Cut> cuts;  // by rank
+  FamilyParams params;    // of the short schedule; not set for the whole one
 };
 
 // Parameters with fewer microbatches, with which a family makes the same schedule without some of its repetitions, if
@@ -36,12 +39,27 @@ struct FewerMicrobatches {
 };
 FewerMicrobatches fewer_microbatches(const Family& family, const FamilyParams& params, std::int64_t least);
 
-// Builds the schedule of `family` for `params` with as many blocks removed as leave at least `microbatches`
-// microbatches. It is compared op by op with the lists of a schedule that is several times as long, which are built but
-// not checked or lowered; the remainders of their numbers of microbatches by ranks and groups are equal, so that the
-// schedule of `params` only has more of the same blocks. Precondition: the family flushes. Throws as make_schedule
+// Numbers the microbatches of a schedule with several routes so that those of a block, which has microbatches of every
+// route, follow those of the block before: the i-th of a route has the number i routes + route. Empty for one route,
+// where their number is their index.
+std::vector<int> numbers_by_route(std::span<const std::uint8_t> route_of);
+
+// Returns a number of microbatches that is mostly enough for warm-up, drain, and a steady state.
+int kept_microbatches(const FamilyParams& params);
+
+// Builds the schedule of `family` for `params` with as many blocks removed, a multiple of `multiple`, as leave at least
+// `microbatches` microbatches, or a multiple of these where fewer do not repeat. It is compared op by op with the lists
+// of a schedule that is at least twice as long, which are built but not checked or lowered; the remainders of their
+// numbers of microbatches by ranks and groups are equal, so that the schedule of `params` only has more of the same
+// blocks. Takes a time that does not depend on the number of microbatches of `params`. Returns nothing if the lists do
+// not repeat, or less than half of them would be removed. Precondition: the family flushes. Throws as make_schedule
 // does.
-ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches);
+std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& params, int microbatches,
+                                     int multiple = 1);
+
+// Returns the short schedule with `blocks` of the removed ones, 1 to that number; nothing if that of the family
+// differs.
+std::optional<ShortSchedule> with_blocks(const Family& family, const ShortSchedule& brief, int blocks);
 
 // Decides whether the timeline of a short schedule determines that of the long one.
 //
@@ -67,6 +85,7 @@ class SteadyState {
   struct Extension {
     Duration time{};             // by which everything after the cut is later in the long schedule
     std::vector<Duration> busy;  // by rank: compute time of the removed blocks
+    std::int64_t cycle = 1;      // blocks after which times repeat, a divisor of the number of removed ones
   };
   // Returns nothing if the timeline does not become periodic, or if links have queues. Where links share resources,
   // what follows the cuts may slow transfers before them: then cuts one and two blocks earlier are tried.
@@ -75,6 +94,32 @@ class SteadyState {
   // than 1e-6 of a repetition: everything grows as the slowest of them. What it leaves out is what happens once the
   // drift has used up the slack between ranks.
   std::optional<Extension> estimate(const Prices& prices, const Timeline& timeline) const;
+
+  // What else repeats, where links share nothing and `of` is the extension of the timeline.
+
+  // Whether the memory of a rank over time does. Let T be the first start of a vertex of the copies or after the cuts,
+  // and L the growth of a cycle. If every vertex before the cuts that ends after T - L starts and ends L later than its
+  // counterpart, then so does, in the long run, every one that ends between T - L and the first start after the last
+  // copy: in each cycle of that time a rank allocates and frees the same in the same order.
+  bool memory_repeats(const Timeline& timeline, const Extension& of) const;
+  // The part of a critical path, from index `begin` to `end`, that the path of the long run has again after `end`, each
+  // time `blocks` later, which is a multiple of the cycle. It ends at the last vertex before the cuts, and begins after
+  // the same vertex of an earlier block; everything that its vertices wait for repeats. So the path of the long run,
+  // followed back from its end, passes every `blocks` through this vertex.
+  struct PathPart {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    std::int64_t blocks = 1;
+  };
+  std::optional<PathPart> repeating_part(std::span<const VertexId> path, const Timeline& timeline,
+                                         const Extension& of) const;
+  // Whether the roots of starts (model/timeline/causes.h) are those of `blocks` blocks earlier, a multiple of the
+  // cycle, in as many blocks before the cuts as the vertices of so many blocks and those after the cuts depend on, and
+  // so in the copies.
+  bool roots_repeat(std::span<const IdleRoot> roots, std::int64_t blocks) const;
+  // Whether every lane but those of collectives has vertices in the last block or after its cut, so that it is free
+  // later by `time` in the long run.
+  bool lanes_continue() const;
 
  private:
   SteadyState(const OpGraph& graph, int removed, int unit, std::vector<ShortSchedule::Cut> cuts, int earlier);
@@ -93,6 +138,8 @@ class SteadyState {
   std::optional<Duration> growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth,
                                     double tolerance) const;
   bool repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
+  Duration first_changed(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
+  std::vector<char> later_by(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
 
   const OpGraph& graph_;
   int removed_;

@@ -41,7 +41,8 @@ Schedule placement_of(const Scenario& scenario) {
     return make_schedule(family,
                          many ? fewer_microbatches(family, params, std::int64_t{16} * params.ranks).params : params);
   }
-  return shorten(family, params, 2 * params.ranks).schedule;
+  if (auto brief = shorten(family, params, 2 * params.ranks)) return std::move(brief->schedule);
+  return make_schedule(family, params);
 }
 
 class PartitionSearch {

@@ -41,9 +41,6 @@ std::optional<Duration> makespan_without_sharing(SteadyState& steady, const OpGr
 // Runs of more vertices are extrapolated where they do not become periodic.
 constexpr std::int64_t kMostVertices = 1 << 18;
 
-// Number of microbatches of a shortened schedule: enough for warm-up, drain, and a steady state.
-int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
-
 }  // namespace
 
 std::string_view name_of(PlanStatus status) {
@@ -68,10 +65,11 @@ std::int64_t StructureRuns::num_ops() const {
 
 StructureRuns::Level& StructureRuns::level(std::size_t index) {
   while (levels_.size() <= index) {
-    const std::int64_t kept = std::int64_t{kept_microbatches(params_.ranks, params_.slices())} << levels_.size();
-    const bool last = kept >= params_.microbatches || family_.asynchronous;
-    levels_.push_back(std::make_unique<Level>(last ? ShortSchedule{.schedule = make_schedule(family_, params_)}
-                                                   : shorten(family_, params_, static_cast<int>(kept))));
+    const int kept =
+        levels_.empty() ? kept_microbatches(params_) : 2 * levels_.back()->brief.schedule.num_microbatches();
+    auto brief = family_.asynchronous ? std::nullopt : shorten(family_, params_, kept);
+    if (!brief) brief.emplace(ShortSchedule{.schedule = make_schedule(family_, params_)});
+    levels_.push_back(std::make_unique<Level>(std::move(*brief)));
   }
   return *levels_[index];
 }

@@ -11,6 +11,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "sim/engine/predict.h"
+#include "sim/engine/shortened.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
@@ -135,10 +136,29 @@ void write_pictures(const SimulateOptions& options, const nlohmann::json& docume
   }
 }
 
+// Whether all results are sums and peaks of a run, for which not every op is needed. (The parts of ops with experts are
+// counted in the graph, and remedies for too little memory are those of the whole run.)
+bool without_ops(const SimulateOptions& options, const Scenario& scenario) {
+  const bool files = !options.trace.empty() || !options.chakra.empty() || !options.ops.empty() ||
+                     !options.svg.empty() || !options.report.empty();
+  return !files && !options.gantt && options.explain_memory.empty() && scenario.training.ep == 1;
+}
+
+std::optional<ShortenedPrediction> shortened(const SimulateOptions& options, const Scenario& scenario) {
+  if (!without_ops(options, scenario)) return std::nullopt;
+  auto out = predict_shortened(scenario);
+  const bool fits = !out || !out->prediction.fit || out->prediction.fit->fits;
+  return fits ? std::move(out) : std::nullopt;
+}
+
 int simulate_one(const SimulateOptions& options) {
   bool interrupted = false;
   const nlohmann::json document = run_document(options, interrupted);
-  const PlannedSetup planned = planned_until_interrupted(ScenarioFlags::read(document, options.file));
+  const Scenario scenario = ScenarioFlags::read(document, options.file);
+  std::optional<ShortenedPrediction> brief = shortened(options, scenario);
+  PlannedSetup planned;
+  if (brief) planned.setup = std::move(brief->setup);
+  if (!brief) planned = planned_until_interrupted(scenario);
   ScenarioFlags::print_notes(options.file);
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
@@ -152,8 +172,9 @@ int simulate_one(const SimulateOptions& options) {
   if (!options.explain.empty()) explained = explained_ops(setup, options.explain == "true" ? "all" : options.explain);
   const bool pictures = !options.report.empty() || !options.svg.empty();
   Progress progress("trial", setup.scenario().perturbation.trials);
-  const Prediction prediction = predict(setup, {.keep_memory = pictures || !options.trace.empty(),
-                                                .trial_progress = [&](std::int64_t done) { progress.done(done); }});
+  const PredictOptions predict_options{.keep_memory = pictures || !options.trace.empty(),
+                                       .trial_progress = [&](std::int64_t done) { progress.done(done); }};
+  const Prediction prediction = brief ? std::move(brief->prediction) : predict(setup, predict_options);
   std::optional<ExplainedMemory> memory;
   if (!options.explain_memory.empty()) {
     memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);

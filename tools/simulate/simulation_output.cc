@@ -35,9 +35,13 @@ IdleByCause total_idle(const Prediction& prediction) {
   return sum;
 }
 
+std::vector<RootedIdle> idle_roots_of(const Setup& setup, const Prediction& prediction) {
+  return prediction.repetition ? prediction.repetition->idle_roots : idle_by_root(setup.graph(), prediction.timeline);
+}
+
 OrderedJson idle_roots_json(const Setup& setup, const Prediction& prediction) {
   OrderedJson out = OrderedJson::array();
-  for (const RootedIdle& each : idle_by_root(setup.graph(), prediction.timeline)) {
+  for (const RootedIdle& each : idle_roots_of(setup, prediction)) {
     OrderedJson& row = out.emplace_back();
     if (each.root.peer < 0) row["rank"] = each.root.rank;
     if (each.root.peer >= 0) row["link"] = {each.root.rank, each.root.peer};
@@ -46,20 +50,35 @@ OrderedJson idle_roots_json(const Setup& setup, const Prediction& prediction) {
   return out;
 }
 
-OrderedJson critical_path_json(const OpGraph& graph, const Prediction& prediction) {
+// Returns the microbatch of an op on the critical path.
+int microbatch_of(const Setup& setup, int microbatch, const PathStep& step) {
+  return later_microbatch(setup.schedule(), setup.scenario().microbatches, microbatch, step.microbatches);
+}
+
+OrderedJson critical_path_json(const Setup& setup, const Prediction& prediction) {
+  const OpGraph& graph = setup.graph();
   const CriticalPath& path = prediction.critical_path;
+  const std::size_t length = path_length(prediction);
   OrderedJson ops = OrderedJson::array();
-  for (std::size_t i = 0; i < std::min(path.vertices.size(), kMostPathOps); ++i) {
-    const VertexId v = path.vertices[i];
-    ops.push_back({{"op", graph.name(v)},
+  for (std::size_t i = 0; i < std::min(length, kMostPathOps); ++i) {
+    const PathStep step = path_step(prediction, i);
+    const VertexId v = step.vertex;
+    ops.push_back({{"op", graph.name(v, [&](int microbatch) { return microbatch_of(setup, microbatch, step); })},
                    {"rank", graph.rank_of(v)},
-                   {"start_s", prediction.timeline.start[v]},
-                   {"end_s", prediction.timeline.end[v]}});
+                   {"start_s", prediction.timeline.start[v] + step.later},
+                   {"end_s", prediction.timeline.end[v] + step.later}});
   }
   return {{"compute_s", path.compute},     {"transfer_s", path.transfer},
           {"latency_s", path.latency},     {"collective_s", path.collective},
-          {"optimizer_s", path.optimizer}, {"num_ops", path.vertices.size()},
+          {"optimizer_s", path.optimizer}, {"num_ops", length},
           {"ops", std::move(ops)}};
+}
+
+OrderedJson steady_state_json(const RepeatedPart& part) {
+  return {{"simulated_microbatches", part.simulated},
+          {"part_microbatches", part.microbatches},
+          {"part_s", part.time},
+          {"repetitions", part.times}};
 }
 
 OrderedJson trials_json(const Perturbation& perturbation, const Trials& trials) {
@@ -191,20 +210,22 @@ std::string idle_line(const Prediction& prediction) {
 std::string idle_roots_line(const Setup& setup, const Prediction& prediction) {
   constexpr std::size_t kMost = 4;
   std::vector<std::pair<std::string, Duration>> parts;
-  for (const RootedIdle& each : idle_by_root(setup.graph(), prediction.timeline)) {
+  for (const RootedIdle& each : idle_roots_of(setup, prediction)) {
     parts.emplace_back(to_string(each.root), each.idle);
   }
   return percentages(parts, kMost);
 }
 
 // Returns for example "F0@0", or with chunks "F0@0:1" for chunk 1 of rank 0, and with slices "F0.2@0".
-std::string path_op(const OpGraph& graph, VertexId v) {
+std::string path_op(const Setup& setup, const PathStep& step) {
+  const OpGraph& graph = setup.graph();
+  const VertexId v = step.vertex;
   const Vertex& vertex = graph[v];
   const Schedule& schedule = graph.schedule();
   if (vertex.kind == VertexKind::collective) return std::string(name_of(graph.collective(vertex).kind));
   std::string out = "optimizer";
   if (vertex.kind != VertexKind::optimizer) {
-    out = fmt::format("{}{}", letter(vertex.op), vertex.microbatch);
+    out = fmt::format("{}{}", letter(vertex.op), microbatch_of(setup, vertex.microbatch, step));
     if (schedule.sliced()) out += fmt::format(".{}", vertex.slice);
   }
   const int rank = graph.rank_of(v);
@@ -214,29 +235,39 @@ std::string path_op(const OpGraph& graph, VertexId v) {
 }
 
 // Returns for example "F0@0 → F0@1 → … → B7@0   (97 % compute, 3 % transfers)".
-std::string path_line(const OpGraph& graph, const Prediction& prediction) {
+std::string path_line(const Setup& setup, const Prediction& prediction) {
   constexpr std::size_t kEnds = 5;  // ops shown at either end
+  const OpGraph& graph = setup.graph();
   const CriticalPath& path = prediction.critical_path;
-  std::vector<VertexId> ops;
-  for (const VertexId v : path.vertices) {
-    const VertexKind kind = graph[v].kind;
-    if (kind != VertexKind::transfer && kind != VertexKind::recompute) ops.push_back(v);
+  const auto is_op = [&](std::size_t i) {
+    const VertexKind kind = graph[path_step(prediction, i).vertex].kind;
+    return kind != VertexKind::transfer && kind != VertexKind::recompute;
+  };
+  // The first ops, and the last ones of those that follow.
+  const std::size_t length = path_length(prediction);
+  std::vector<std::size_t> ops;
+  std::size_t next = 0;
+  for (; next < length && ops.size() < kEnds; ++next) {
+    if (is_op(next)) ops.push_back(next);
   }
+  std::vector<std::size_t> last;
+  for (std::size_t i = length; i > next && last.size() <= kEnds; --i) {
+    if (is_op(i - 1)) last.push_back(i - 1);
+  }
+  const bool all = last.size() <= kEnds;
+  if (!all) last.pop_back();
   std::string out;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (ops.size() > 2 * kEnds && i == kEnds) {
-      out += " → …";
-      i = ops.size() - kEnds;
-    }
-    out += (out.empty() ? "" : " → ") + path_op(graph, ops[i]);
-  }
-  const double all = to_seconds(prediction.metrics.makespan);
-  if (all <= 0) return out;
+  for (const std::size_t i : ops) out += (out.empty() ? "" : " → ") + path_op(setup, path_step(prediction, i));
+  if (!all) out += " → …";
+  for (auto i = last.rbegin(); i != last.rend(); ++i) out += " → " + path_op(setup, path_step(prediction, *i));
+  const double makespan = to_seconds(prediction.metrics.makespan);
+  if (makespan <= 0) return out;
   out += graph.schedule().stages_of(0).size() > 1 ? "   (op@rank:chunk; " : "   (";
   bool first = true;
   const auto add = [&](Duration part, std::string_view name) {
     if (part <= Duration::zero()) return;
-    fmt::format_to(std::back_inserter(out), "{}{:.1f} % {}", first ? "" : ", ", 100 * to_seconds(part) / all, name);
+    fmt::format_to(std::back_inserter(out), "{}{:.1f} % {}", first ? "" : ", ", 100 * to_seconds(part) / makespan,
+                   name);
     first = false;
   };
   add(path.compute, "compute");
@@ -253,7 +284,7 @@ std::string setting_line(const Setup& setup) {
   const auto to = std::back_inserter(out);
   fmt::format_to(to, "{}: {} x {}, {}", schedule_name(setup), counted(schedule.num_ranks(), "rank", "s"),
                  counted(schedule.num_chunks(), "chunk", "s"),
-                 counted(schedule.num_microbatches(), "microbatch", "es"));
+                 counted(setup.scenario().microbatches, "microbatch", "es"));
   if (schedule.sliced()) fmt::format_to(to, " x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) fmt::format_to(to, ", {} batches", schedule.num_batches());
   if (setup.scenario().model) {
@@ -296,10 +327,13 @@ std::string culprit_rank_line(const Setup& setup, const Prediction& prediction) 
   const OpGraph& graph = setup.graph();
   std::vector<int> count(prediction.metrics.ranks.size(), 0);
   int ops = 0;
-  for (const VertexId v : prediction.critical_path.vertices) {
-    if (graph[v].kind != VertexKind::compute && graph[v].kind != VertexKind::joint) continue;
-    ++count[static_cast<std::size_t>(graph.rank_of(v))];
-    ++ops;
+  const auto& path = prediction.critical_path.vertices;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const VertexKind kind = graph[path[i]].kind;
+    if (kind != VertexKind::compute && kind != VertexKind::joint) continue;
+    const int times = times_on_path(prediction, i);
+    count[static_cast<std::size_t>(graph.rank_of(path[i]))] += times;
+    ops += times;
   }
   const auto most = std::max_element(count.begin(), count.end());
   const auto rank = most - count.begin();
@@ -324,12 +358,14 @@ std::string culprit_link_line(const Setup& setup, const Prediction& prediction) 
   const Timeline& timeline = prediction.timeline;
   std::map<std::pair<int, int>, std::pair<Duration, int>> links;  // by ranks: time and number of transfers
   const auto& path = prediction.critical_path;
-  for (const VertexId v : path.vertices) {
+  for (std::size_t i = 0; i < path.vertices.size(); ++i) {
+    const VertexId v = path.vertices[i];
     if (graph[v].kind != VertexKind::transfer) continue;
     const Lane& lane = graph.lanes()[graph[v].lane];
     auto& [time, count] = links[std::minmax(lane.rank, lane.peer)];
-    time += timeline.arrival(graph, v) - timeline.start[v];
-    ++count;
+    const int times = times_on_path(prediction, i);
+    time += times * (timeline.arrival(graph, v) - timeline.start[v]);
+    count += times;
   }
   const auto most = std::max_element(links.begin(), links.end(),
                                      [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
@@ -423,14 +459,10 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
   const Metrics& metrics = prediction.metrics;
   const Scenario& scenario = setup.scenario();
   OrderedJson out = {{"schema", "sluice.simulation/1"}};
-  out["schedule"] = {{"family", schedule.family()},
-                     {"ranks", schedule.num_ranks()},
-                     {"stages", schedule.num_stages()},
-                     {"chunks", schedule.num_chunks()},
-                     {"microbatches", schedule.num_microbatches()},
-                     {"batches", schedule.num_batches()},
-                     {"slices", schedule.max_slices()},
-                     {"slice_lengths", schedule.shapes()[0].slice_lengths}};
+  out["schedule"] = {{"family", schedule.family()},           {"ranks", schedule.num_ranks()},
+                     {"stages", schedule.num_stages()},       {"chunks", schedule.num_chunks()},
+                     {"microbatches", scenario.microbatches}, {"batches", schedule.num_batches()},
+                     {"slices", schedule.max_slices()},       {"slice_lengths", schedule.shapes()[0].slice_lengths}};
   if (automatic != nullptr) out["auto"] = automatic_json(*automatic);
   out["makespan_s"] = metrics.makespan;
   out["ideal_s"] = metrics.ideal;
@@ -441,10 +473,11 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
   out["bubble_over_ideal"] = metrics.bubble_over_ideal;
   out["span_s"] = metrics.span;
   out["period_s"] = prediction.period;
+  if (prediction.repetition) out["steady_state"] = steady_state_json(*prediction.repetition);
   out["ranks"] = ranks_json(setup, prediction);
   out["idle"] = named(kIdleCauseNames, total_idle(prediction), "_s");
   out["idle_roots"] = idle_roots_json(setup, prediction);
-  out["critical_path"] = critical_path_json(setup.graph(), prediction);
+  out["critical_path"] = critical_path_json(setup, prediction);
   const std::int64_t gpus = scenario.training.world_size();
   out["gpus"] = {{"used", gpus}, {"cluster", nullptr}};
   if (scenario.cluster) out["gpus"]["cluster"] = scenario.cluster->num_gpus();
@@ -500,10 +533,14 @@ std::string simulation_text(const Setup& setup, const Prediction& prediction, co
       "per "
       "rank, {expert_communication/hidden_fraction:.0%} of it hidden behind compute\n]",
       document);
+  out += filled(
+      "[  steady state: {steady_state/simulated_microbatches} microbatches were simulated; the time of the others, "
+      "{steady_state/repetitions} times {steady_state/part_microbatches}, is proven to repeat\n]",
+      document);
   if (automatic != nullptr) out += "  " + automatic_line(*automatic) + "\n";
   out += fmt::format("\n{}\n  idle   {}\n  waits for  {}\n  critical path  {}\n",
                      rank_table(prediction, document["ranks"]), idle_line(prediction),
-                     idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
+                     idle_roots_line(setup, prediction), path_line(setup, prediction));
   for (const std::string& line :
        {such_runs_line(interval_of(setup.scenario(), prediction.iteration_s())), assumed_times_line(setup.scenario()),
         mfu_remark(setup.scenario(), prediction.throughput.mfu), sharded_gradients_line(setup, prediction)}) {

@@ -11,6 +11,7 @@
 #include "model/errors.h"
 #include "sim/engine/parallel.h"
 #include "sim/engine/predict.h"
+#include "sim/engine/shortened.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
@@ -126,13 +127,16 @@ void predict_point(const nlohmann::json& base, const std::string& file, const st
       const auto read = [&](const nlohmann::json& each) { return ScenarioFlags::read(each, file); };
       choose_own_best(document, given, fixed, read, adapted, stop);
     }
-    const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file), {}, stop);
+    const Scenario scenario = ScenarioFlags::read(document, file);
+    const auto brief = predict_shortened(scenario);
+    const PlannedSetup planned = brief ? PlannedSetup{} : planned_setup(scenario, {}, stop);
     if (stop != nullptr && *stop) return;
-    point.result = results_of(*planned.setup, predict(*planned.setup));
-    point.warning = calibration_warning(planned.setup->scenario());
-    if (point.warning.empty()) point.warning = assumed_times_line(planned.setup->scenario());
+    const Setup& setup = brief ? *brief->setup : *planned.setup;
+    point.result = results_of(setup, brief ? brief->prediction : predict(setup));
+    point.warning = calibration_warning(setup.scenario());
+    if (point.warning.empty()) point.warning = assumed_times_line(setup.scenario());
     if (point.warning.empty() && !point.result["mfu"].is_null()) {
-      point.warning = mfu_remark(planned.setup->scenario(), point.result["mfu"].get<double>());
+      point.warning = mfu_remark(setup.scenario(), point.result["mfu"].get<double>());
     }
     point.adapted = std::move(adapted);
   } catch (const InputError& error) {
