@@ -168,8 +168,6 @@ Setup::Setup(const Scenario& scenario, Schedule schedule)
       graph_(lowered(schedule_, costs_)) {}
 
 Setup::Setup(const Scenario& scenario, Schedule part, int microbatches)
-    : schedule_(std::move(part)),
-      costs_(scenario, schedule_, microbatches),
-      graph_(lower_named(schedule_, costs_.lowering_options(schedule_.weight_policy()), scenario.schedule)) {}
+    : schedule_(std::move(part)), costs_(scenario, schedule_, microbatches), graph_(lowered(schedule_, costs_)) {}
 
 }  // namespace sluice::model

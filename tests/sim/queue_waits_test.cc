@@ -13,6 +13,7 @@
 #include "model/graph/host_program.h"
 #include "model/scenario/setup.h"
 #include "sim/engine/predict.h"
+#include "sim/engine/shortened.h"
 #include "tests/support/shapes.h"
 
 namespace sluice::test {
@@ -215,6 +216,16 @@ TEST(QueueWaits, TimesEqualThoseOfTheHostsLists) {
   }
   EXPECT_GT(ran, 150);
   EXPECT_GT(hung, 20);
+}
+
+TEST(QueueWaits, AreSimulatedWhole) {
+  Scenario scenario = scenario_of({}, {.communicators = "one"});
+  scenario.training.pp = 4;
+  scenario.microbatches = 4096;
+  scenario.shape.slice_lengths = {1};
+  EXPECT_FALSE(predict_shortened(scenario));
+  scenario.communicators.reset();
+  EXPECT_TRUE(predict_shortened(scenario));
 }
 
 // Receives where PyTorch's runtime posts them, computed by an independent model of the queues.
