@@ -107,13 +107,13 @@ Scenario drawn(std::mt19937& random, int stages) {
   return out;
 }
 
-struct Count {
+struct RunCount {
   int runs = 0;
   int proven = 0;
 };
 
-Count compare(const Family& family, int ranks, std::mt19937& random) {
-  Count count;
+RunCount compare_runs(const Family& family, int ranks, std::mt19937& random) {
+  RunCount count;
   for (const int chunks : {1, 2, 3}) {
     if (family.fixed_chunks != 0 && chunks > 1) continue;
     for (const int slices : {1, 2, 4}) {
@@ -150,10 +150,10 @@ TEST(Shortened, PredictsAsTheWholeRunDoes) {
   std::mt19937 random(1);
   int families = 0;
   for (const Family& family : all_families()) {
-    Count sum;
+    RunCount sum;
     for (const int ranks : {1, 2, 4, 6}) {
       if (small_scope() && ranks > 4) continue;
-      const Count count = compare(family, ranks, random);
+      const RunCount count = compare_runs(family, ranks, random);
       ASSERT_FALSE(HasFailure());
       sum.runs += count.runs;
       sum.proven += count.proven;
