@@ -160,7 +160,7 @@ std::string json_of(const Simulated& self) {
 }
 
 std::string report_of(const Simulated& self, bool embedded) {
-  Report report = simulation_report(*self.planned.setup, self.prediction, self.scenario, nullptr, "");
+  Report report = simulation_report(*self.planned.setup, self.prediction, self.scenario, {}, "");
   report.embedded = embedded;
   std::string out;
   write_report([&](std::string_view text) { out += text; }, report);

@@ -145,7 +145,7 @@ std::string headline_comparison(const Report& report) {
   return out + "\n</dl>\n" + explanations(metrics);
 }
 
-// One row per run of a gallery, with the metrics of the first run.
+// One row per run of a gallery or of several schedules, with the metrics of the first run.
 std::string gallery_table(const Report& report) {
   Table table("gallery", "Schedules", false);
   table.plain_column("schedule");
@@ -155,7 +155,16 @@ std::string gallery_table(const Report& report) {
   for (std::size_t run = 0; run < report.runs.size(); ++run) {
     const ReportRun& of = report.runs[run];
     table.row(fmt::format("{} {}", static_cast<char>('A' + run), of.name), static_cast<double>(run));
-    for (const ReportMetric& metric : of.headline) table.cell(metric.value, metric.number.value_or(0));
+    for (const ReportMetric& column : report.runs[0].headline) {
+      const auto metric = std::find_if(of.headline.begin(), of.headline.end(),
+                                       [&](const ReportMetric& each) { return each.label == column.label; });
+      if (metric == of.headline.end()) {
+        table.cell("", 0);
+      } else {
+        table.cell(metric->value + (metric->warning.empty() ? "" : " (" + metric->warning + ")"),
+                   metric->number.value_or(0));
+      }
+    }
     table.markup(html_escaped(of.about));
     table.end_row();
   }
