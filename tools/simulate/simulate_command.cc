@@ -12,6 +12,7 @@
 #include "model/input/files.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
@@ -211,11 +212,13 @@ int simulate_one(const SimulateOptions& options) {
         fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
   OrderedJson results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
+  const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
+  add_assumptions(results, of);
   if (!others.empty()) results["comparison"] = comparison_json(setup, prediction, others);
   if (options.json) {
     fmt::print("{}", json_text(results, ScenarioFlags::effective(document)));
   } else {
-    fmt::print("{}", simulation_text(setup, prediction, results, automatic));
+    fmt::print("{}{}", simulation_text(setup, prediction, results, automatic), assumptions_text(of));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) fmt::print("\n{}", gantt_text(options, setup, prediction, others));

@@ -13,6 +13,7 @@
 #include "model/input/json_reader.h"
 #include "model/schedule/family.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/version.h"
 #include "tools/simulate/own_best.h"
@@ -51,6 +52,14 @@ Json own_best_document(const std::string& word, const Json& document, const std:
     if (choose_own_best(other, given, {}, read, adapted, stop) || forgotten.empty()) return other;
   }
   return given;
+}
+
+void add_assumptions(Report& report, const Setup& setup, const Json& document) {
+  const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
+  for (const Assumption& each : assumptions_of(of)) {
+    report.assumptions.push_back({each.setting, each.value, each.source});
+  }
+  report.not_modeled = not_modeled(setup.scenario());
 }
 
 }  // namespace
@@ -111,10 +120,11 @@ Report simulation_report(const Setup& setup, const Prediction& prediction, const
     report.title = setup.scenario().model->name + ": " + report.title;
     if (setup.scenario().cluster) report.title += " on " + setup.scenario().cluster->name;
   }
+  add_assumptions(report, setup, Json::parse(scenario, nullptr, false));
   for (const OtherRun& other : others) {
     if (!other.simulated()) continue;
     report.runs.push_back(report_run(*other.run.setup, other.run.prediction, other.run.scenario));
-    report.title += (report.runs.size() == 2 ? " against " : ", ") + report.runs.back().name;
+    report.title += report.runs.size() == 2 ? " against " + report.runs.back().name : ", " + other.word;
   }
   if (!is_gallery(report)) return report;
   const OrderedJson rows = comparison_json(setup, prediction, others);

@@ -113,6 +113,7 @@ void write_report(const ByteSink& sink, const Report& report) {
       {"command", [&] { sink(html_escaped(report.command_line)); }},
       {"idle", [&] { sink(idle_html(report)); }},
       {"ranks", [&] { sink(ranks_html(report)); }},
+      {"assumptions", [&] { sink(assumptions_html(report)); }},
       {"scenarios", [&] { sink(scenarios_html(report)); }},
       {"data", [&] { write_data(sink, report); }},
       {"script", [&] { sink(assets.script); }},

@@ -1,6 +1,7 @@
 #include "traces/report/report_tables.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -330,6 +331,26 @@ std::string ranks_html(const Report& report) {
   if (is_gallery(report)) return out;
   for (std::size_t run = 0; run < report.runs.size(); ++run) out += rank_table(report, run);
   return out;
+}
+
+std::string assumptions_html(const Report& report) {
+  if (report.assumptions.empty()) return "";
+  Table table("assumptions", caption(report, 0, "Not specified, and assumed"), true);
+  table.plain_column("setting");
+  table.plain_column("value");
+  table.plain_column("source");
+  table.body();
+  double place = 0;
+  for (const ReportAssumption& each : report.assumptions) {
+    table.row(each.setting, place++);
+    table.markup(html_escaped(each.value));
+    table.markup(html_escaped(each.source));
+    table.end_row();
+  }
+  return fmt::format(
+      "<section aria-labelledby=\"h-assumed\">\n<h2 id=\"h-assumed\">Assumed</h2>\n{}\n<p>Not modeled: {}.</p>\n"
+      "</section>\n",
+      table.end(), html_escaped(fmt::format("{}", fmt::join(report.not_modeled, ", "))));
 }
 
 }  // namespace sluice::traces
