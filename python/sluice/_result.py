@@ -95,7 +95,7 @@ _FIELDS = (
     "start end microbatch stage slice op kind lane lane_rank critical_path idle_by_cause peak_bytes has_bytes "
     "iteration_s makespan_s period_s span_s bubble_fraction bubble_over_ideal tokens_per_s "
     "model_tflops_per_device mfu hardware_tflops_per_device needed_bytes memory_at_peak resolved transfer_bytes "
-    "fits busy_s peak_in_flight title scenario error_class"
+    "fits busy_s peak_in_flight title scenario error_class assumptions"
 ).split()
 
 
@@ -147,6 +147,14 @@ class Result:
         between) and others. None for runs that no class covers, with given times, or with a calibration.
         """
         return cast("dict[str, Any] | None", json.loads(self._data.error_class))
+
+    @property
+    def assumptions(self) -> list[dict[str, str]]:
+        """What the prediction rests on that the scenario does not set: ``setting``, ``value`` and ``source``.
+
+        As in ``sluice simulate --json``; with given times, those that are not given.
+        """
+        return cast("list[dict[str, str]]", json.loads(self._data.assumptions))
 
     @property
     def makespan_s(self) -> float:

@@ -30,6 +30,7 @@
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
 #include "sim/planner/terapipe_cut.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/document.h"
 #include "tools/command/error_class.h"
 #include "tools/simulate/simulation_output.h"
@@ -156,11 +157,15 @@ std::string json_of(const Simulated& self) {
     remedies = what_would_fit(*self.planned.setup);
   }
   const AutoResult* const automatic = self.planned.automatic ? &*self.planned.automatic : nullptr;
-  return json_text(simulation_json(*self.planned.setup, prediction, {}, {}, remedies, automatic));
+  OrderedJson results = simulation_json(*self.planned.setup, prediction, {}, {}, remedies, automatic);
+  const nlohmann::json document = nlohmann::json::parse(self.scenario);
+  add_assumptions(
+      results, {self.planned.setup->scenario(), document, kSimulate, has_joint_blocks(self.planned.setup->schedule())});
+  return json_text(std::move(results));
 }
 
 std::string report_of(const Simulated& self, bool embedded) {
-  Report report = simulation_report(*self.planned.setup, self.prediction, self.scenario, nullptr, "");
+  Report report = simulation_report(*self.planned.setup, self.prediction, self.scenario, {}, "");
   report.embedded = embedded;
   std::string out;
   write_report([&](std::string_view text) { out += text; }, report);
@@ -370,6 +375,14 @@ void bind_result(nb::module_& module) {
                    [](const Simulated& self) {
                      const auto interval = interval_of(self.planned.setup->scenario(), self.prediction.iteration_s());
                      return interval ? interval_json(*interval).dump() : "null";
+                   })
+      .def_prop_ro("assumptions",
+                   [](const Simulated& self) {
+                     OrderedJson results;
+                     const nlohmann::json document = nlohmann::json::parse(self.scenario);
+                     add_assumptions(results, {self.planned.setup->scenario(), document, kSimulate,
+                                               has_joint_blocks(self.planned.setup->schedule())});
+                     return results.at("assumptions").dump();
                    })
       .def_prop_ro("makespan_s", [](const Simulated& self) { return to_seconds(self.prediction.metrics.makespan); })
       .def_prop_ro("period_s", [](const Simulated& self) { return to_seconds(self.prediction.period); })

@@ -161,3 +161,13 @@ def test_automatic_schedules():
     assert result.makespan_s <= best.makespan_s
     again = sluice.simulate(schedule=result.schedule, uniform="f=1,b=1,w=1")
     assert again.makespan_s == result.makespan_s
+
+
+def test_assumptions_are_those_that_the_scenario_does_not_set():
+    keys = {"model": "llama3-8b", "cluster": "dgx-h100", "pp": 4, "gbs": 16, "seq_length": 8192}
+    result = sluice.simulate(**keys)
+    settings = [row["setting"] for row in result.assumptions]
+    assert "/software" in settings and "/parallelism/recompute" in settings
+    assert result.assumptions == result.to_dict()["assumptions"] == pickle.loads(pickle.dumps(result)).assumptions
+    given = [row["setting"] for row in sluice.simulate(**keys, recompute="full").assumptions]
+    assert "/parallelism/recompute" not in given

@@ -44,6 +44,16 @@ TEST(Picture, DrawsOneRunOrTwo) {
       << "the README's figure is another; make it again by the command that stands above it";
 }
 
+TEST(Picture, OtherFormatsAreRefused) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("a.pdf");
+  const CommandResult result = run_sluice(words("simulate " + std::string(kSmallPicture) + "--svg " + path));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--svg: " + path + ": expected another name than *.pdf: write " +
+                                    folder.path("a.svg") + " and convert it, with 'rsvg-convert -f pdf -o "));
+  EXPECT_EQ(folder.num_files(), 0);
+}
+
 TEST(Picture, DrawsMemoryWithAModel) {
   const std::string example = SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json";
   const auto all = texts(picture(example + " --svg-width 336 --svg-transfers"));

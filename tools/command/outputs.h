@@ -21,7 +21,8 @@ CLI::Option* add_output(CLI::App& command, const std::string& flags, std::string
                         const std::string& description);
 
 // Protects the files that the command reads from its outputs, and these from each other
-// (model/input/protected_files.h). Throws InputError naming the flags of two outputs that are one file.
+// (model/input/protected_files.h). Throws InputError naming the flags of two outputs that are one file, and for
+// pictures named as PDF or PNG.
 void protect_files(const CLI::App& command);
 
 }  // namespace sluice::tools

@@ -102,9 +102,12 @@ class ScenarioFlags {
   };
   // Removes keys that the schedule family of the document does not support, such as another number of chunks than its
   // placement has, except those `fixed` and keys within them, and gives a sliced family two slices where the sequence
-  // length is known and nothing cuts it.
+  // length is known and nothing cuts it. Also removes `forgotten` keys.
   static Adapted adapt_to_family(nlohmann::json& document, const std::string& own,
-                                 const std::vector<std::string>& fixed = {});
+                                 const std::vector<std::string>& fixed = {},
+                                 const std::vector<std::string>& forgotten = {});
+  // Returns the keys of chunks and layers per stage that a document has from its file, not from flags.
+  static std::vector<std::string> choices_of_file(const nlohmann::json& document, const std::string& file);
   // Returns the name of the schedule of a document, "" if it has none.
   static std::string schedule_of(const nlohmann::json& document);
 

@@ -55,7 +55,8 @@ std::string ScenarioFlags::schedule_of(const nlohmann::json& document) {
 }
 
 ScenarioFlags::Adapted ScenarioFlags::adapt_to_family(nlohmann::json& document, const std::string& own,
-                                                      const std::vector<std::string>& fixed) {
+                                                      const std::vector<std::string>& fixed,
+                                                      const std::vector<std::string>& forgotten) {
   const std::string schedule = schedule_of(document);
   if (schedule.empty() || names_file(schedule) || schedule == kAutomatic) return {};
   const Family* family = nullptr;
@@ -80,6 +81,9 @@ ScenarioFlags::Adapted ScenarioFlags::adapt_to_family(nlohmann::json& document, 
   };
   const int chunks = family->fixed_chunks != 0 ? family->fixed_chunks : family->default_chunks;
   const std::string now = fmt::format("vpp {}", chunks);
+  for (const std::string& key : forgotten) {
+    drop(key.c_str(), false, key == choice_keys().chunks ? std::to_string(chunks) : "even");
+  }
   const bool suits =
       family->fixed_chunks == 0 ? chunks == 1 || !is("/parallelism/vpp", 1) : is("/parallelism/vpp", chunks);
   drop("/parallelism/vpp", suits, std::to_string(chunks));
@@ -120,6 +124,17 @@ ScenarioFlags::Adapted ScenarioFlags::adapt_to_family(nlohmann::json& document, 
     if (place.back() == "vpp" && family->fixed_chunks != 0) continue;  // its placement fixes the number
     out.inherited.push_back(fmt::format("{} {}", place.back(), document[place].dump()));
   }
+  return out;
+}
+
+std::vector<std::string> ScenarioFlags::choices_of_file(const nlohmann::json& document, const std::string& file) {
+  const Json own = file_document(file);
+  std::vector<std::string> out(choice_keys().layers.begin(), choice_keys().layers.end());
+  out.emplace_back(choice_keys().chunks);
+  std::erase_if(out, [&](const std::string& key) {
+    const Json::json_pointer place(key);
+    return !document.contains(place) || !own.contains(place) || own.at(place) != document.at(place);
+  });
   return out;
 }
 

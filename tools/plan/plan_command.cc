@@ -224,6 +224,7 @@ int plan_command(const PlanOptions& options) {
     }
     print_message(calibration_warning(plan.base()));
     PlanReport report = report_of(plan, options.request);
+    report.document = document;
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = interrupted;
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));

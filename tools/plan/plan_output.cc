@@ -13,9 +13,11 @@
 #include <utility>
 
 #include "import/megatron_arguments.h"
+#include "model/scenario/setup.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/shortlist.h"
 #include "sim/planner/structure_runs.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/document.h"
 #include "traces/text/quantity_text.h"
 
@@ -357,6 +359,8 @@ std::string plan_table(const PlanReport& report) {
   }
   if (report.shortlist > 0) out += shortlist_text(report, ranking);
   out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
+  const Scenario fastest = scenario_of(plan.base(), plan.space(), plan.points()[ranking.front()]);
+  out += assumptions_text({fastest, report.document, kPlan, has_joint_blocks(make_schedule(fastest))});
   return out + (report.framework != nullptr ? framework_text(*report.framework, plan, ranking)
                                             : megatron_text(plan, ranking));
 }
@@ -385,6 +389,10 @@ std::string plan_json(const PlanReport& report) {
     OrderedJson row = ranked_json(plan, ranking[i]);
     row["within_model_error"] = static_cast<int>(i) < close;
     out["ranking"].push_back(std::move(row));
+  }
+  if (!ranking.empty()) {
+    const Scenario fastest = scenario_of(plan.base(), plan.space(), plan.points()[ranking.front()]);
+    add_assumptions(out, {fastest, report.document, kPlan, has_joint_blocks(make_schedule(fastest))});
   }
   out["pareto"] = OrderedJson::array();  // places in the ranking, from 0
   std::map<int, std::size_t> place;

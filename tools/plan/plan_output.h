@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -19,6 +20,7 @@ struct PlanReport {
   int shortlist = 0;                          // number of configurations to name for measurements
   double seconds = 0;                         // search time
   bool interrupted = false;
+  nlohmann::json document = {};          // the scenario document, for the assumptions of the fastest
   const Framework* framework = nullptr;  // that runs all configurations; null: any
 };
 

@@ -336,6 +336,7 @@ std::string searched_plan(const PlanRequest& request, const nlohmann::json& docu
   if (!stop) refine_plan(plan, request, &stop);
   if (stop) return "";
   PlanReport report = report_of(plan, request);
+  report.document = document;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (const std::string invalid = plan_invalid(plan); !invalid.empty()) {
     throw_invalid(request, document, plan, invalid);

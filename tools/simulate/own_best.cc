@@ -133,11 +133,11 @@ std::string value_at(const Json& document, const char* key, const std::string& o
 
 }  // namespace
 
-void choose_own_best(Json& document, const Json& given, const std::vector<std::string>& fixed,
+bool choose_own_best(Json& document, const Json& given, const std::vector<std::string>& fixed,
                      const std::function<Scenario(const Json&)>& read, ScenarioFlags::Adapted& adapted,
                      const std::atomic<bool>* stop) try {
   std::optional<Choice> best = OwnBest(given, document, fixed, read, stop).run();
-  if (!best) return;
+  if (!best) return false;
   const std::string chunks = std::to_string(find_family(best->scenario.schedule).default_chunks);
   const ScenarioFlags::ChoiceKeys& keys = ScenarioFlags::choice_keys();
   for (const auto& [key, otherwise] : {std::pair<const char*, std::string>(keys.chunks, chunks),
@@ -152,10 +152,11 @@ void choose_own_best(Json& document, const Json& given, const std::vector<std::s
     if (before != now) adapted.changes.push_back(what + now);
   }
   document = std::move(best->document);
+  return true;
 } catch (const InputError&) {
-  return;  // simulating the document reports it
+  return false;  // simulating the document reports it
 } catch (const ScheduleError&) {
-  return;
+  return false;
 }
 
 }  // namespace sluice::tools

@@ -16,8 +16,8 @@ namespace sluice::tools {
 // sequences, and the layers per stage. `given` is the document before it was adapted to the family, and the keys
 // `fixed` are given too. `read` returns the scenario of a document. Appends what changed to `adapted`: "vpp 2 -> 4",
 // "slices 1 -> 2", "stage_layers even -> [9,8,8,7]". Does nothing where the document is invalid, for a file and for an
-// automatic schedule. Once `*stop` is set, the best so far is chosen.
-void choose_own_best(nlohmann::json& document, const nlohmann::json& given, const std::vector<std::string>& fixed,
+// automatic schedule, and returns whether it chose. Once `*stop` is set, the best so far is chosen.
+bool choose_own_best(nlohmann::json& document, const nlohmann::json& given, const std::vector<std::string>& fixed,
                      const std::function<Scenario(const nlohmann::json&)>& read, ScenarioFlags::Adapted& adapted,
                      const std::atomic<bool>* stop = nullptr);
 

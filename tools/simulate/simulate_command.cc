@@ -13,6 +13,7 @@
 #include "sim/engine/predict.h"
 #include "sim/engine/shortened.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
@@ -26,6 +27,8 @@
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/live_page.h"
 #include "tools/simulate/own_best.h"
+#include "tools/simulate/report_run.h"
+#include "tools/simulate/schedule_comparison.h"
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
@@ -60,19 +63,21 @@ struct SimulateOptions {
   FigureOptions figure;  // without these two
   std::string report;
   bool live = false;
-  std::string compare_with;
+  std::vector<std::string> compare_with;
   std::vector<std::string> arguments;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-// Returns the scenario of the run. With --compare-with auto, the flags of the search apply to the second run; with a
+// Returns the scenario of the run. If --compare-with has auto, the flags of the search apply to that run; if it has a
 // family, what the first run leaves open is chosen for its schedule too. Sets `interrupted` if a signal ended that.
 nlohmann::json run_document(const SimulateOptions& options, bool& interrupted) {
   nlohmann::json document = options.flags->document(options.file);
-  if (options.compare_with == kAutomatic) ScenarioFlags::drop_automatic_keys(document);
-  if (options.compare_with.empty() || options.compare_with == kAutomatic || compares_with_file(options.compare_with)) {
-    return document;
-  }
+  const auto any = [&](const auto& holds) {
+    return std::any_of(options.compare_with.begin(), options.compare_with.end(), holds);
+  };
+  const auto is_auto = [](const std::string& word) { return word == kAutomatic; };
+  if (any(is_auto)) ScenarioFlags::drop_automatic_keys(document);
+  if (!any([&](const std::string& word) { return !is_auto(word) && !compares_with_file(word); })) return document;
   const Interrupt interrupt;
   ScenarioFlags::Adapted own;
   const nlohmann::json given = document;
@@ -97,28 +102,32 @@ void write_trace(const SimulateOptions& options, const nlohmann::json& document,
   write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
 }
 
-// Returns the run of --compare-with, if there is one.
-std::optional<SimulatedRun> compared_run(const SimulateOptions& options) {
-  if (options.compare_with.empty()) return std::nullopt;
+// Returns the runs of --compare-with, and prints what was changed for them.
+std::vector<OtherRun> other_runs(const SimulateOptions& options) {
   const Interrupt interrupt;
-  SimulatedRun second =
-      second_run(options.compare_with, options.flags->document(options.file), options.file, interrupt.flag());
-  print_message(calibration_warning(second.setup->scenario()));
-  if (const auto& changes = second.adapted.changes; !changes.empty()) {
-    print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(changes, ", ")));
+  std::vector<OtherRun> out =
+      compared_runs(options.compare_with, options.flags->document(options.file), options.file, interrupt.flag());
+  for (const OtherRun& other : out) {
+    if (!other.simulated()) continue;
+    print_message(calibration_warning(other.run.setup->scenario()));
+    if (const auto& changes = other.run.adapted.changes; !changes.empty()) {
+      print_message(fmt::format("--compare-with {}: {}", other.word, fmt::join(changes, ", ")));
+    }
+    for (const std::string& each : other.run.adapted.inherited) {
+      print_message(fmt::format("--compare-with {}: inherits {}", other.word, each));
+    }
   }
-  for (const std::string& each : second.adapted.inherited) {
-    print_message(fmt::format("--compare-with {}: inherits {}", options.compare_with, each));
-  }
-  return second;
+  return out;
 }
 
-// Writes the figure and the report of one run or two.
+// Writes the figure and the report of one run or several.
 void write_pictures(const SimulateOptions& options, const nlohmann::json& document, const Setup& setup,
-                    const Prediction& prediction, const std::optional<SimulatedRun>& second) {
+                    const Prediction& prediction, const std::vector<OtherRun>& others) {
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
-    if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
+    for (const OtherRun& other : others) {
+      if (other.simulated()) runs.push_back(drawn_run(*other.run.setup, other.run.prediction));
+    }
     FigureOptions figure = options.figure;
     figure.width = options.svg_width.value_or(figure.width);
     figure.memory = !options.svg_no_memory;
@@ -131,8 +140,8 @@ void write_pictures(const SimulateOptions& options, const nlohmann::json& docume
     if (options.live) {
       live = live_page(setup, prediction, document, ScenarioFlags::folder_of(options.file));
     }
-    write_simulation_report(options.report, setup, prediction, scenario_text(document, text),
-                            second ? &*second : nullptr, std::move(live), shell_line(options.arguments));
+    write_simulation_report(options.report, setup, prediction, scenario_text(document, text), others, std::move(live),
+                            shell_line(options.arguments));
   }
 }
 
@@ -149,6 +158,26 @@ std::optional<ShortenedPrediction> shortened(const SimulateOptions& options, con
   auto out = predict_shortened(scenario);
   const bool fits = !out || !out->prediction.fit || out->prediction.fit->fits;
   return fits ? std::move(out) : std::nullopt;
+}
+
+// Returns the timelines of the run and of those that it is compared with, on one time axis.
+std::string gantt_text(const SimulateOptions& options, const Setup& setup, const Prediction& prediction,
+                       const std::vector<OtherRun>& others) {
+  GanttOptions gantt{.colour = terminal_colour(options.colour)};
+  gantt.width = options.width > 0 ? options.width : terminal_columns(140) - 40;
+  std::vector<GanttRun> runs;
+  const auto add = [&](const Setup& of, const Prediction& predicted) {
+    runs.push_back({.title = others.empty() ? "" : run_title(of),
+                    .graph = &of.graph(),
+                    .timeline = &predicted.timeline,
+                    .metrics = &predicted.metrics,
+                    .parts = part_rows(of.graph(), of.cost(), predicted.timeline)});
+  };
+  add(setup, prediction);
+  for (const OtherRun& other : others) {
+    if (other.simulated()) add(*other.run.setup, other.run.prediction);
+  }
+  return text_gantt(runs, gantt);
 }
 
 int simulate_one(const SimulateOptions& options) {
@@ -179,8 +208,8 @@ int simulate_one(const SimulateOptions& options) {
   if (!options.explain_memory.empty()) {
     memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);
   }
-  const std::optional<SimulatedRun> second = compared_run(options);  // all files are read before one is written
-  interrupted = interrupted || (second && second->interrupted);
+  const std::vector<OtherRun> others = other_runs(options);  // all files are read before one is written
+  for (const OtherRun& other : others) interrupted = interrupted || other.run.interrupted;
   if (!options.trace.empty()) write_trace(options, document, setup, prediction);
   if (!options.chakra.empty()) {
     const Training& training = setup.scenario().training;
@@ -193,7 +222,7 @@ int simulate_one(const SimulateOptions& options) {
     write_file_whole(options.ops,
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
-  if (pictures) write_pictures(options, document, setup, prediction, second);
+  if (pictures) write_pictures(options, document, setup, prediction, others);
   print_message(calibration_warning(setup.scenario()));
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;
@@ -203,19 +232,18 @@ int simulate_one(const SimulateOptions& options) {
     print_message(
         fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
-  const nlohmann::ordered_json results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
+  OrderedJson results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
+  const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
+  add_assumptions(results, of);
+  if (!others.empty()) results["comparison"] = comparison_json(setup, prediction, others);
   if (options.json) {
     fmt::print("{}", json_text(results, ScenarioFlags::effective(document)));
   } else {
-    fmt::print("{}", simulation_text(setup, prediction, results, automatic));
+    fmt::print("{}{}", simulation_text(setup, prediction, results, automatic), assumptions_text(of));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
-    if (options.gantt) {
-      GanttOptions gantt{.colour = terminal_colour(options.colour)};
-      gantt.width = options.width > 0 ? options.width : terminal_columns(140) - 40;
-      gantt.parts = part_rows(setup.graph(), setup.cost(), prediction.timeline);
-      fmt::print("\n{}", text_gantt(setup.graph(), prediction.timeline, prediction.metrics, gantt));
-    }
+    if (options.gantt) fmt::print("\n{}", gantt_text(options, setup, prediction, others));
+    if (!others.empty()) fmt::print("\n{}", comparison_table(results["comparison"]));
   }
   if (interrupted) return Interrupt::exit_code();
   return interrupted_or(fits ? kDone : kNotFeasible, planned);
@@ -267,8 +295,6 @@ int simulate_command(const SimulateOptions& options) {
          "--explain-memory: write the rank after '=', as in --explain-memory=0");
   refuse(options.json && options.gantt, "--json and --gantt exclude each other");
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
-  refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
-         "--compare-with needs --report or --svg");
   refuse(options.live && options.report.empty(), "--live needs --report");
   refuse(options.live && !options.compare_with.empty(), "--live and --compare-with exclude each other");
   if (options.live) require_live_engine();
@@ -380,9 +406,11 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       "sizes and times (needs a build with Emscripten; default: off)");
   command
       ->add_option("--compare-with", options->compare_with,
-                   "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
-                   "scenario. For a family, chunks, slices and layers per stage that are not specified are chosen for "
-                   "each of the two schedules, with the analytic cost model")
+                   "Compare with the runs of schedule families (or auto) for this scenario, and of scenario files: a "
+                   "table, and with --gantt, --svg and --report the timelines on one axis. For families, chunks and "
+                   "layers per stage that no flag sets, and slices, are chosen for each, with the analytic cost model")
+      ->delimiter(',')
+      ->allow_extra_args(false)
       ->type_name(kNameOrFile);
   for (const char* rare :
        {"--width", "--color", "--ops", "--trace-ranks", "--trace-idle", "--chakra", "--explain-memory", "--svg-width",

@@ -13,9 +13,11 @@
 #include "model/input/json_reader.h"
 #include "model/schedule/family.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/version.h"
 #include "tools/simulate/own_best.h"
+#include "tools/simulate/schedule_comparison.h"
 
 namespace sluice::tools {
 namespace {
@@ -27,6 +29,37 @@ std::string shell_word(const std::string& word) {
   std::string out = "'";
   for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
+}
+
+// Reads a document of `--compare-with WORD`. Throws InputError naming the flag.
+Scenario scenario_of_word(const std::string& word, const Json& document, const std::string& file) {
+  return scenario_from_json(document, "--compare-with " + word, ScenarioFlags::folder_of(file));
+}
+
+// Returns the document with the schedule `word`, adapted to it, and with what is open chosen. If chunks and layers per
+// stage can be chosen, those of the file, which are for its own schedule, are open too.
+Json own_best_document(const std::string& word, const Json& document, const std::string& file,
+                       ScenarioFlags::Adapted& adapted, const std::atomic<bool>* stop) {
+  Json given = document;
+  Json& schedule = given["schedule"];
+  if (!schedule.is_object()) schedule = Json::object();
+  schedule["name"] = word;
+  const auto read = [&](const Json& each) { return scenario_of_word(word, each, file); };
+  const std::string own = ScenarioFlags::schedule_of(document);
+  for (const auto& forgotten : {ScenarioFlags::choices_of_file(document, file), std::vector<std::string>()}) {
+    Json other = given;
+    adapted = ScenarioFlags::adapt_to_family(other, own, {}, forgotten);
+    if (choose_own_best(other, given, {}, read, adapted, stop) || forgotten.empty()) return other;
+  }
+  return given;
+}
+
+void add_assumptions(Report& report, const Setup& setup, const Json& document) {
+  const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
+  for (const Assumption& each : assumptions_of(of)) {
+    report.assumptions.push_back({each.setting, each.value, each.source});
+  }
+  report.not_modeled = not_modeled(setup.scenario());
 }
 
 }  // namespace
@@ -44,23 +77,12 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
     const Json other = parse_json(run.scenario, word);
     run.setup = planned_setup(scenario_from_json(other, word, ScenarioFlags::folder_of(word)), {}, stop).setup;
   } else {
-    const std::string source = "--compare-with " + word;
-    if (word != kAutomatic) static_cast<void>(find_family(word, source));
-    Json other = document;
-    Json& schedule = other["schedule"];
-    if (!schedule.is_object()) schedule = Json::object();
-    schedule["name"] = word;
-    const Json given = other;
-    run.adapted = ScenarioFlags::adapt_to_family(other, ScenarioFlags::schedule_of(document));
-    const auto read = [&](const Json& each) {
-      return scenario_from_json(each, source, ScenarioFlags::folder_of(file));
-    };
-    choose_own_best(other, given, {}, read, run.adapted, stop);
+    const Json other = own_best_document(word, document, file, run.adapted, stop);
     run.scenario = other.dump(2) + "\n";
     try {
-      run.setup = planned_setup(read(other), {}, stop).setup;
+      run.setup = planned_setup(scenario_of_word(word, other, file), {}, stop).setup;
     } catch (const InputError& wrong) {
-      const std::string what = wrong.what();
+      const std::string source = "--compare-with " + word, what = wrong.what();
       throw InputError(what.starts_with(source) ? what : source + ": " + what);
     }
   }
@@ -88,7 +110,7 @@ std::string shell_line(const std::vector<std::string>& arguments) {
 }
 
 Report simulation_report(const Setup& setup, const Prediction& prediction, const std::string& scenario,
-                         const SimulatedRun* second, const std::string& command_line) {
+                         std::span<const OtherRun> others, const std::string& command_line) {
   Report report;
   report.version = kVersion;
   report.command_line = command_line;
@@ -98,17 +120,25 @@ Report simulation_report(const Setup& setup, const Prediction& prediction, const
     report.title = setup.scenario().model->name + ": " + report.title;
     if (setup.scenario().cluster) report.title += " on " + setup.scenario().cluster->name;
   }
-  if (second != nullptr) {
-    report.runs.push_back(report_run(*second->setup, second->prediction, second->scenario));
-    report.title += " against " + report.runs[1].name;
+  add_assumptions(report, setup, Json::parse(scenario, nullptr, false));
+  for (const OtherRun& other : others) {
+    if (!other.simulated()) continue;
+    report.runs.push_back(report_run(*other.run.setup, other.run.prediction, other.run.scenario));
+    report.title += report.runs.size() == 2 ? " against " + report.runs.back().name : ", " + other.word;
+  }
+  if (!is_gallery(report)) return report;
+  const OrderedJson rows = comparison_json(setup, prediction, others);
+  std::size_t run = 0;
+  for (const OrderedJson& row : rows) {
+    if (!row.contains("error")) report.runs[run++].about = comparison_parameters(row);
   }
   return report;
 }
 
 void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
-                             const std::string& scenario, const SimulatedRun* second, std::optional<LivePage> live,
-                             const std::string& command_line) {
-  Report report = simulation_report(setup, prediction, scenario, second, command_line);
+                             const std::string& scenario, std::span<const OtherRun> others,
+                             std::optional<LivePage> live, const std::string& command_line) {
+  Report report = simulation_report(setup, prediction, scenario, others, command_line);
   report.live = std::move(live);
   write_report_file(path, report);
 }

@@ -25,39 +25,6 @@ namespace {
 constexpr std::int64_t kMostPoints = 100'000;
 constexpr const char* kInterruptedPoint = "interrupted";
 
-// Returns the results of a run, null if it has no prediction of them.
-OrderedJson results_of(const Setup& setup, const Prediction& prediction) {
-  const Throughput& throughput = prediction.throughput;
-  const std::int64_t gpus = setup.scenario().training.world_size();
-  double peak_in_flight = 0;
-  for (const RankMetrics& rank : prediction.metrics.ranks)
-    peak_in_flight = std::max(peak_in_flight, rank.peak_in_flight);
-  OrderedJson out = {{"iteration_s", prediction.iteration_s()},
-                     {"makespan_s", prediction.metrics.makespan},
-                     {"bubble_fraction", prediction.metrics.bubble_fraction},
-                     {"peak_in_flight", peak_in_flight},
-                     {"gpus", gpus},
-                     {"tokens_per_s", known(throughput.tokens_per_s)},
-                     {"tokens_per_s_per_device", known(throughput.tokens_per_s / static_cast<double>(gpus))},
-                     {"model_tflops_per_device", known(throughput.model_tflops_per_device)},
-                     {"mfu", known(throughput.mfu)},
-                     {"peak_memory_bytes", nullptr}};
-  if (prediction.fit) {
-    out["peak_memory_bytes"] = prediction.fit->needed_bytes;
-    out["fits"] = prediction.fit->fits;
-  } else if (setup.graph().has_bytes()) {
-    out["peak_memory_bytes"] =
-        std::max_element(prediction.memory.begin(), prediction.memory.end(),
-                         [](const RankMemory& a, const RankMemory& b) { return a.peak_bytes < b.peak_bytes; })
-            ->peak_bytes;
-  }
-  if (prediction.trials) {
-    out["median_s"] = prediction.trials->quantile(0.5);
-    out["p95_s"] = prediction.trials->quantile(0.95);
-  }
-  return out;
-}
-
 // Whether the number of GPUs varies.
 bool gpus_vary(const Sweep& sweep) {
   std::set<std::int64_t> numbers;
@@ -132,7 +99,7 @@ void predict_point(const nlohmann::json& base, const std::string& file, const st
     const PlannedSetup planned = brief ? PlannedSetup{} : planned_setup(scenario, {}, stop);
     if (stop != nullptr && *stop) return;
     const Setup& setup = brief ? *brief->setup : *planned.setup;
-    point.result = results_of(setup, brief ? brief->prediction : predict(setup));
+    point.result = run_results(setup, brief ? brief->prediction : predict(setup));
     point.warning = calibration_warning(setup.scenario());
     if (point.warning.empty()) point.warning = assumed_times_line(setup.scenario());
     if (point.warning.empty() && !point.result["mfu"].is_null()) {
@@ -147,6 +114,38 @@ void predict_point(const nlohmann::json& base, const std::string& file, const st
 }
 
 }  // namespace
+
+OrderedJson run_results(const Setup& setup, const Prediction& prediction) {
+  const Throughput& throughput = prediction.throughput;
+  const std::int64_t gpus = setup.scenario().training.world_size();
+  double peak_in_flight = 0;
+  for (const RankMetrics& rank : prediction.metrics.ranks)
+    peak_in_flight = std::max(peak_in_flight, rank.peak_in_flight);
+  OrderedJson out = {{"iteration_s", prediction.iteration_s()},
+                     {"makespan_s", prediction.metrics.makespan},
+                     {"bubble_fraction", prediction.metrics.bubble_fraction},
+                     {"peak_in_flight", peak_in_flight},
+                     {"gpus", gpus},
+                     {"tokens_per_s", known(throughput.tokens_per_s)},
+                     {"tokens_per_s_per_device", known(throughput.tokens_per_s / static_cast<double>(gpus))},
+                     {"model_tflops_per_device", known(throughput.model_tflops_per_device)},
+                     {"mfu", known(throughput.mfu)},
+                     {"peak_memory_bytes", nullptr}};
+  if (prediction.fit) {
+    out["peak_memory_bytes"] = prediction.fit->needed_bytes;
+    out["fits"] = prediction.fit->fits;
+  } else if (setup.graph().has_bytes()) {
+    out["peak_memory_bytes"] =
+        std::max_element(prediction.memory.begin(), prediction.memory.end(),
+                         [](const RankMemory& a, const RankMemory& b) { return a.peak_bytes < b.peak_bytes; })
+            ->peak_bytes;
+  }
+  if (prediction.trials) {
+    out["median_s"] = prediction.trials->quantile(0.5);
+    out["p95_s"] = prediction.trials->quantile(0.95);
+  }
+  return out;
+}
 
 SweepAxis parse_sweep_axis(const std::string& text) {
   const std::size_t equals = text.find('=');

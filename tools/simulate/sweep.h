@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "model/scenario/setup.h"
+#include "sim/engine/predict.h"
 #include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/figure/curve.h"
@@ -16,6 +18,9 @@ struct SweepAxis {
   std::string key;  // a flag or a key of the scenario
   std::vector<std::string> values;
 };
+
+// Returns the results of a run in sweeps and comparisons, null for one that is not predicted.
+OrderedJson run_results(const Setup& setup, const Prediction& prediction);
 
 // Parses "key=a,b,c". Commas inside brackets, braces and quotes belong to a value. Throws InputError.
 SweepAxis parse_sweep_axis(const std::string& text);

@@ -101,7 +101,7 @@ class Figure {
   double longest() const { return to_seconds(scale_.longest) / unit_.seconds; }
   double right() const { return options_.width - kRight; }
 
-  // "makespan 33 s, bubble 27.3 %", with experts also "56 % of dispatch and combine hidden"; for the second run also
+  // "makespan 33 s, bubble 27.3 %", with experts also "56 % of dispatch and combine hidden"; for other runs also
   // the difference from the first.
   std::string result(const Panel& panel) const {
     const Metrics& metrics = *panel.run->metrics;
@@ -339,8 +339,8 @@ class Figure {
 }  // namespace
 
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options) {
-  if (runs.empty() || runs.size() > 2) {
-    throw InputError(fmt::format("figure: expected one or two runs, got {}", runs.size()));
+  if (runs.empty() || runs.size() > kMostFigureRuns) {
+    throw InputError(fmt::format("figure: expected 1 to {} runs, got {}", kMostFigureRuns, runs.size()));
   }
   if (!(options.width >= 240 && options.width <= 20'000)) {
     throw InputError(fmt::format("figure: expected a width from 240 to 20000 px, got {:g}", options.width));

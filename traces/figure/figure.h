@@ -13,13 +13,15 @@ struct FigureOptions {
   int max_ranks = 32;      // rows per run; of more ranks the first and the last are shown; at least 2
   bool transfers = false;  // draw transfers and collectives
   bool memory = true;      // draw the memory of each rank over time
-  // Replaces the title of a run, or stands above those of two runs. Empty: no titles and results are drawn.
+  // Replaces the title of a run, or stands above those of several. Empty: no titles and results are drawn.
   std::optional<std::string> title;
 };
 
+inline constexpr std::size_t kMostFigureRuns = 26;
+
 // Returns a figure for a paper, as SVG. Each run has a title with its results, one row per rank, and the memory of each
 // rank over time in GiB or, without bytes, its number of microbatches in flight; the rank with the highest peak is
-// bold, the capacity is dashed. Two runs are drawn one above the other with a common time axis, and a common memory
+// bold, the capacity is dashed. Several runs are drawn one above the other with a common time axis, and a common memory
 // scale if they have the same unit.
 //
 // Ops are labelled with kind, microbatch and slice (B3, B3b) if that fits nearly everywhere, else with microbatch and
@@ -28,7 +30,7 @@ struct FigureOptions {
 // drawn one above the other. Dispatch and combine of experts are a lane below the ops of their rank. Adjacent ops
 // of one colour narrower than 5 px are drawn as one. Sequences of many ops narrower than half a px are drawn as columns
 // of one px in which the height of each colour is its fraction of time; a note in the figure explains them. Throws
-// InputError unless there are one or two runs and the width is from 240 to 20000 px.
+// InputError unless there are 1 to kMostFigureRuns runs and the width is from 240 to 20000 px.
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options = {});
 
 }  // namespace sluice::traces

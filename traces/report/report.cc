@@ -52,10 +52,11 @@ std::string in_script(const std::string& json) {
 
 std::string scenarios_html(const Report& report) {
   std::string out;
-  if (is_gallery(report)) return out;
   for (std::size_t run = 0; run < report.runs.size(); ++run) {
+    if (report.runs[run].scenario.empty()) continue;
     if (report.runs.size() > 1) {
-      out += fmt::format("<h3><span class=\"run\">{}</span> {}</h3>\n", "AB"[run], html_escaped(report.runs[run].name));
+      out += fmt::format("<h3><span class=\"run\">{}</span> {}</h3>\n", static_cast<char>('A' + run),
+                         html_escaped(report.runs[run].name));
     }
     out += "<pre class=\"scenario\" tabindex=\"0\">" + html_escaped(report.runs[run].scenario) + "</pre>\n";
   }
@@ -112,6 +113,7 @@ void write_report(const ByteSink& sink, const Report& report) {
       {"command", [&] { sink(html_escaped(report.command_line)); }},
       {"idle", [&] { sink(idle_html(report)); }},
       {"ranks", [&] { sink(ranks_html(report)); }},
+      {"assumptions", [&] { sink(assumptions_html(report)); }},
       {"scenarios", [&] { sink(scenarios_html(report)); }},
       {"data", [&] { write_data(sink, report); }},
       {"script", [&] { sink(assets.script); }},

@@ -28,6 +28,13 @@ struct ReportRun {
   std::string about;     // of a gallery: one sentence
 };
 
+// What a prediction rests on that was not specified.
+struct ReportAssumption {
+  std::string setting;
+  std::string value;
+  std::string source;
+};
+
 // What makes a report live: the reader changes the scenario, and the page simulates it.
 struct LivePage {
   std::string_view engine;  // the WebAssembly module (tools/live), which must outlive the page
@@ -40,7 +47,9 @@ struct Report {
   std::string version;
   std::vector<ReportRun> runs;   // one, two to compare, or the families of a gallery; on one time axis
   std::optional<LivePage> live;  // with one run
-  bool embedded = false;         // show timeline and memory only, for a frame of another page
+  std::vector<ReportAssumption> assumptions = {};  // of the first run
+  std::vector<std::string> not_modeled = {};       // the same
+  bool embedded = false;                           // show timeline and memory only, for a frame of another page
 };
 
 // The runs are named by letters.

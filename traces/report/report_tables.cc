@@ -1,6 +1,7 @@
 #include "traces/report/report_tables.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -145,7 +146,7 @@ std::string headline_comparison(const Report& report) {
   return out + "\n</dl>\n" + explanations(metrics);
 }
 
-// One row per run of a gallery, with the metrics of the first run.
+// One row per run of a gallery or of several schedules, with the metrics of the first run.
 std::string gallery_table(const Report& report) {
   Table table("gallery", "Schedules", false);
   table.plain_column("schedule");
@@ -155,7 +156,16 @@ std::string gallery_table(const Report& report) {
   for (std::size_t run = 0; run < report.runs.size(); ++run) {
     const ReportRun& of = report.runs[run];
     table.row(fmt::format("{} {}", static_cast<char>('A' + run), of.name), static_cast<double>(run));
-    for (const ReportMetric& metric : of.headline) table.cell(metric.value, metric.number.value_or(0));
+    for (const ReportMetric& column : report.runs[0].headline) {
+      const auto metric = std::find_if(of.headline.begin(), of.headline.end(),
+                                       [&](const ReportMetric& each) { return each.label == column.label; });
+      if (metric == of.headline.end()) {
+        table.cell("", 0);
+      } else {
+        table.cell(metric->value + (metric->warning.empty() ? "" : " (" + metric->warning + ")"),
+                   metric->number.value_or(0));
+      }
+    }
     table.markup(html_escaped(of.about));
     table.end_row();
   }
@@ -321,6 +331,26 @@ std::string ranks_html(const Report& report) {
   if (is_gallery(report)) return out;
   for (std::size_t run = 0; run < report.runs.size(); ++run) out += rank_table(report, run);
   return out;
+}
+
+std::string assumptions_html(const Report& report) {
+  if (report.assumptions.empty()) return "";
+  Table table("assumptions", caption(report, 0, "Not specified, and assumed"), true);
+  table.plain_column("setting");
+  table.plain_column("value");
+  table.plain_column("source");
+  table.body();
+  double place = 0;
+  for (const ReportAssumption& each : report.assumptions) {
+    table.row(each.setting, place++);
+    table.markup(html_escaped(each.value));
+    table.markup(html_escaped(each.source));
+    table.end_row();
+  }
+  return fmt::format(
+      "<section aria-labelledby=\"h-assumed\">\n<h2 id=\"h-assumed\">Assumed</h2>\n{}\n<p>Not modeled: {}.</p>\n"
+      "</section>\n",
+      table.end(), html_escaped(fmt::format("{}", fmt::join(report.not_modeled, ", "))));
 }
 
 }  // namespace sluice::traces

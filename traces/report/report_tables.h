@@ -12,7 +12,8 @@ std::string html_escaped(std::string_view text);
 
 // The static parts of a report, as HTML.
 std::string headline_html(const Report& report);
-std::string idle_html(const Report& report);   // idle time by cause, as bars and numbers
-std::string ranks_html(const Report& report);  // one row per rank
+std::string idle_html(const Report& report);         // idle time by cause, as bars and numbers
+std::string ranks_html(const Report& report);        // one row per rank
+std::string assumptions_html(const Report& report);  // a section, or "" without assumptions
 
 }  // namespace sluice::traces

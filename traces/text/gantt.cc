@@ -41,10 +41,20 @@ struct Run {
   Bar bar;
 };
 
+// The time axis, which all runs have in common.
+struct GanttScale {
+  std::int64_t makespan = 0;         // ns
+  std::optional<std::int64_t> unit;  // ns, if the drawing is exact
+  std::int64_t columns_per_unit = 1;
+  int columns = 0;
+  Label label = Label::last_digit;
+};
+
 class Gantt {
  public:
-  Gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics, const GanttOptions& options)
-      : graph_(graph), metrics_(metrics), options_(options), width_(std::max(options.width, kMinWidth)) {
+  Gantt(const GanttRun& run, const GanttOptions& options) : run_(run), options_(options) {
+    const OpGraph& graph = graph_;
+    const Timeline& timeline = *run.timeline;
     const int ranks = graph.schedule().num_ranks();
     bars_.resize(ranks);
     for (VertexId v = 0; v < graph.size(); ++v) {
@@ -53,22 +63,56 @@ class Gantt {
       makespan_ = std::max(makespan_, bar.end);
       if (bar.end > bar.start) bars_[graph.rank_of(v)].push_back(bar);
     }
-    makespan_ = std::max<std::int64_t>(makespan_, metrics.makespan.count());
-    if (!options.parts.empty()) {
+    makespan_ = std::max<std::int64_t>(makespan_, run.metrics->makespan.count());
+    if (!run.parts.empty()) {
       parts_.resize(ranks);
-      hidden_ = hidden_by_rank(options.parts, ranks);
+      hidden_ = hidden_by_rank(run.parts, ranks);
     }
-    for (const PartRow& part : options.parts) {
+    for (const PartRow& part : run.parts) {
       if (communicates(part.part.part)) parts_[part.rank].push_back(&part);
     }
     for (int rank = 0; rank < ranks; ++rank) {
       if (shown(rank)) rows_.push_back(rank);
     }
-    choose_scale();
   }
 
-  std::string draw() {
-    std::string text;
+  std::int64_t makespan() const { return makespan_; }
+  bool sliced() const { return graph_.schedule().sliced(); }
+
+  // Returns the largest unit of which `unit` and all times are multiples.
+  std::int64_t common_unit(std::int64_t unit) const {
+    for (const auto& bars : bars_) {
+      for (const Bar& bar : bars) unit = std::gcd(std::gcd(unit, bar.start), bar.end);
+    }
+    return unit;
+  }
+
+  // Returns the fewest columns per unit that fit all labels.
+  std::int64_t needed_columns(std::int64_t unit, Label label) const {
+    std::int64_t most = 1;
+    for (const int rank : rows_) {
+      for (const Bar& bar : bars_[rank]) {
+        const std::int64_t length = (bar.end - bar.start) / unit;
+        const std::int64_t needed = std::ssize(vertex_label(bar.vertex, label));
+        most = std::max(most, (needed + length - 1) / length);
+      }
+    }
+    return most;
+  }
+
+  // Counts the ops that are drawn, and those whose labels fit.
+  void count_fitting(const GanttScale& scale, Label label, std::int64_t& all, std::int64_t& fitting) const {
+    for (const int rank : rows_) {
+      for (const Run& run : runs(rank, scale)) {
+        ++all;
+        fitting += std::ssize(vertex_label(run.bar.vertex, label)) <= run.count ? 1 : 0;
+      }
+    }
+  }
+
+  std::string draw(const GanttScale& scale) {
+    scale_ = scale;
+    std::string text = run_.title.empty() ? "" : run_.title + "\n";
     std::size_t flight_width = 0;
     double most_busy = 0;
     for (const int rank : rows_) {
@@ -150,68 +194,19 @@ class Gantt {
     return {"&", 1};
   }
 
-  // --- scale --------------------------------------------------------------------------------------------------
-
-  void choose_scale() {
-    if (makespan_ == 0) return;
-    std::int64_t unit = makespan_;
-    for (const auto& bars : bars_) {
-      for (const Bar& bar : bars) unit = std::gcd(std::gcd(unit, bar.start), bar.end);
-    }
-    if (makespan_ / unit > width_) {
-      columns_ = width_;
-      choose_sampled_label();
-      return;
-    }
-    unit_ = unit;
-    const std::int64_t units = makespan_ / unit;
-    for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
-      if (label == Label::slice && !graph_.schedule().sliced()) continue;
-      label_ = label;
-      columns_per_unit_ = 1;
-      for (const int rank : rows_) {
-        for (const Bar& bar : bars_[rank]) {
-          const std::int64_t length = (bar.end - bar.start) / unit;
-          const std::int64_t needed = std::ssize(vertex_label(bar.vertex, label));
-          columns_per_unit_ = std::max(columns_per_unit_, (needed + length - 1) / length);
-        }
-      }
-      if (units * columns_per_unit_ <= width_) break;
-    }
-    columns_per_unit_ = std::min(columns_per_unit_, width_ / units);
-    columns_ = static_cast<int>(units * columns_per_unit_);
-  }
-
-  // Chooses the most detailed label that fits nine in ten ops.
-  void choose_sampled_label() {
-    for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
-      if (label == Label::slice && !graph_.schedule().sliced()) continue;
-      label_ = label;
-      std::int64_t all = 0;
-      std::int64_t fitting = 0;
-      for (const int rank : rows_) {
-        for (const Run& run : runs(rank)) {
-          ++all;
-          fitting += std::ssize(vertex_label(run.bar.vertex, label)) <= run.count ? 1 : 0;
-        }
-      }
-      if (10 * fitting >= 9 * all) return;
-    }
-  }
-
-  std::vector<Run> runs(int rank) const {
+  std::vector<Run> runs(int rank, const GanttScale& scale) const {
     std::vector<Run> result;
-    if (unit_) {
+    if (scale.unit) {
       for (const Bar& bar : bars_[rank]) {
-        result.push_back({static_cast<int>(bar.start / *unit_ * columns_per_unit_),
-                          static_cast<int>((bar.end - bar.start) / *unit_ * columns_per_unit_), bar});
+        result.push_back({static_cast<int>(bar.start / *scale.unit * scale.columns_per_unit),
+                          static_cast<int>((bar.end - bar.start) / *scale.unit * scale.columns_per_unit), bar});
       }
       return result;
     }
     auto bar = bars_[rank].begin();
     const auto last = bars_[rank].end();
-    for (int column = 0; column < columns_; ++column) {
-      const double middle = (column + 0.5) / columns_ * static_cast<double>(makespan_);
+    for (int column = 0; column < scale.columns; ++column) {
+      const double middle = (column + 0.5) / scale.columns * static_cast<double>(scale.makespan);
       while (bar != last && static_cast<double>(bar->end) <= middle) ++bar;
       if (bar == last) break;
       if (static_cast<double>(bar->start) > middle) continue;
@@ -227,11 +222,11 @@ class Gantt {
   // --- drawing ------------------------------------------------------------------------------------------------
 
   std::vector<Cell> row_cells(int rank) {
-    std::vector<Cell> cells(to_size(columns_));
-    for (const Run& run : runs(rank)) {
+    std::vector<Cell> cells(to_size(scale_.columns));
+    for (const Run& run : runs(rank, scale_)) {
       const Vertex& vertex = graph_[run.bar.vertex];
-      const auto [label, own] = fitted_label(run.bar.vertex, run.count, label_);
-      if (label_ == Label::last_digit && label.size() > 1) modulo_ = modulo_ || exceeds_nine(vertex);
+      const auto [label, own] = fitted_label(run.bar.vertex, run.count, scale_.label);
+      if (scale_.label == Label::last_digit && label.size() > 1) modulo_ = modulo_ || exceeds_nine(vertex);
       for (int i = 0; i < run.count; ++i) {
         Cell& cell = cells[run.first + i];
         cell.idle = false;
@@ -246,14 +241,15 @@ class Gantt {
   // The communication of experts, one character per column: that with the most time in it.
   void append_communication(std::string& text, int rank, int rank_width) const {
     constexpr std::string_view kLetters = "DCdc";
-    std::vector<std::array<double, kLetters.size()>> times(to_size(columns_));  // ns
-    const double column_ns = static_cast<double>(makespan_) / columns_;
+    std::vector<std::array<double, kLetters.size()>> times(to_size(scale_.columns));  // ns
+    const double column_ns = static_cast<double>(scale_.makespan) / scale_.columns;
     for (const PartRow* part : parts_[rank]) {
       const std::size_t letter =
           (part->part.part == LayerPart::dispatch ? 0U : 1U) + (part->part.pass == OpKind::F ? 0U : 2U);
       const auto start = static_cast<double>(part->start.count());
       const auto end = static_cast<double>(part->end.count());
-      for (auto column = static_cast<int>(start / column_ns); column < columns_ && column * column_ns < end; ++column) {
+      for (auto column = static_cast<int>(start / column_ns); column < scale_.columns && column * column_ns < end;
+           ++column) {
         times[to_size(column)][letter] += std::min(end, (column + 1) * column_ns) - std::max(start, column * column_ns);
       }
     }
@@ -308,8 +304,8 @@ class Gantt {
 
   void append_notes(std::string& text) const {
     std::vector<std::string> notes;
-    if (!unit_ && makespan_ > 0) {
-      const double column_s = to_seconds(Duration{makespan_}) / columns_;
+    if (!scale_.unit && scale_.makespan > 0) {
+      const double column_s = to_seconds(Duration{scale_.makespan}) / scale_.columns;
       notes.push_back(column_s < 1
                           ? fmt::format("each column is {:.3g} ms and shows the op at its midpoint", column_s * 1e3)
                           : fmt::format("each column is {:.4g} s and shows the op at its midpoint", column_s));
@@ -321,27 +317,83 @@ class Gantt {
     }
   }
 
-  const OpGraph& graph_;
-  const Metrics& metrics_;
+  const GanttRun& run_;
   const GanttOptions& options_;
-  int width_;
+  const OpGraph& graph_ = *run_.graph;
+  const Metrics& metrics_ = *run_.metrics;
   std::vector<std::vector<Bar>> bars_;              // by rank, in time order
   std::vector<std::vector<const PartRow*>> parts_;  // by rank: those that communicate
   std::vector<HiddenCommunication> hidden_;         // by rank
   std::vector<int> rows_;                           // the ranks shown
   std::int64_t makespan_ = 0;
-  std::optional<std::int64_t> unit_;  // ns, if the drawing is exact
-  std::int64_t columns_per_unit_ = 1;
-  int columns_ = 0;
-  Label label_ = Label::last_digit;
+  GanttScale scale_;
   bool modulo_ = false;
 };
 
+bool any_sliced(const std::vector<Gantt>& drawings) {
+  return std::any_of(drawings.begin(), drawings.end(), [](const Gantt& each) { return each.sliced(); });
+}
+
+// Chooses the most detailed label that fits nine in ten ops.
+void choose_sampled_label(const std::vector<Gantt>& drawings, GanttScale& scale) {
+  for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
+    if (label == Label::slice && !any_sliced(drawings)) continue;
+    scale.label = label;
+    std::int64_t all = 0;
+    std::int64_t fitting = 0;
+    for (const Gantt& each : drawings) each.count_fitting(scale, label, all, fitting);
+    if (10 * fitting >= 9 * all) return;
+  }
+}
+
+// Chooses the fewest columns per unit that fit the most detailed label.
+void choose_exact_label(const std::vector<Gantt>& drawings, int width, GanttScale& scale) {
+  const std::int64_t units = scale.makespan / *scale.unit;
+  for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
+    if (label == Label::slice && !any_sliced(drawings)) continue;
+    scale.label = label;
+    scale.columns_per_unit = 1;
+    for (const Gantt& each : drawings) {
+      scale.columns_per_unit = std::max(scale.columns_per_unit, each.needed_columns(*scale.unit, label));
+    }
+    if (units * scale.columns_per_unit <= width) break;
+  }
+  scale.columns_per_unit = std::min(scale.columns_per_unit, width / units);
+  scale.columns = static_cast<int>(units * scale.columns_per_unit);
+}
+
+GanttScale common_scale(const std::vector<Gantt>& drawings, int width) {
+  GanttScale scale;
+  for (const Gantt& each : drawings) scale.makespan = std::max(scale.makespan, each.makespan());
+  if (scale.makespan == 0) return scale;
+  std::int64_t unit = scale.makespan;
+  for (const Gantt& each : drawings) unit = each.common_unit(unit);
+  if (scale.makespan / unit > width) {
+    scale.columns = width;
+    choose_sampled_label(drawings, scale);
+  } else {
+    scale.unit = unit;
+    choose_exact_label(drawings, width, scale);
+  }
+  return scale;
+}
+
 }  // namespace
+
+std::string text_gantt(std::span<const GanttRun> runs, const GanttOptions& options) {
+  std::vector<Gantt> drawings;
+  drawings.reserve(runs.size());
+  for (const GanttRun& run : runs) drawings.emplace_back(run, options);
+  const GanttScale scale = common_scale(drawings, std::max(options.width, kMinWidth));
+  std::string text;
+  for (Gantt& each : drawings) text += (text.empty() ? "" : "\n") + each.draw(scale);
+  return text;
+}
 
 std::string text_gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics,
                        const GanttOptions& options) {
-  return Gantt(graph, timeline, metrics, options).draw();
+  const GanttRun run{.title = "", .graph = &graph, .timeline = &timeline, .metrics = &metrics, .parts = options.parts};
+  return text_gantt(std::span(&run, 1), options);
 }
 
 }  // namespace sluice::traces

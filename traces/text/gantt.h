@@ -1,6 +1,7 @@
 // Public header.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,20 @@ struct GanttOptions {
   int width = 100;     // maximum number of columns between the bars; at least 10
   int max_ranks = 64;  // maximum number of rows; of more ranks the first and the last are shown
   TextColour colour = TextColour::none;
+  std::vector<PartRow> parts;  // of the run, where it is not a GanttRun
+};
+
+// A run to draw. Refers to its parts.
+struct GanttRun {
+  std::string title;  // a line above it; empty: none
+  const OpGraph* graph = nullptr;
+  const Timeline* timeline = nullptr;
+  const Metrics* metrics = nullptr;
   std::vector<PartRow> parts;  // of layers with experts (part_rows): dispatch and combine get a line below their rank
 };
 
-// Draws the compute lanes as UTF-8 text: one line per rank, with its busy fraction of the makespan and its peak number
-// of microbatches in flight.
+// Draws the compute lanes of runs, one below the other on one time axis, as UTF-8 text: one line per rank, with its
+// busy fraction of the makespan and its peak number of microbatches in flight.
 //
 //     rank 0 │F0F1F2F3············B0──F4B1──F5B2──F6B3──F7B4──··B5──··B6──··B7──│ busy 72.7 %  4 in flight
 //
@@ -36,6 +46,7 @@ struct GanttOptions {
 // columns: the fewest that fit the labels of all ops with slice, else with microbatch, else with the microbatch modulo
 // 10 (ops too short for that show only the letter). Otherwise each column shows the op that runs at its midpoint, and
 // ops between two midpoints are not drawn. A last line reports sampling and numbers modulo 10.
+std::string text_gantt(std::span<const GanttRun> runs, const GanttOptions& options = {});
 std::string text_gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics,
                        const GanttOptions& options = {});
 

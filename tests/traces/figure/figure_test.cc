@@ -622,8 +622,10 @@ TEST(Figure, OutputIsDeterministicAndMatchesGolden) {
 TEST(Figure, InvalidNumberOfRunsOrWidthIsRejected) {
   EXPECT_THROW(svg_figure({}), InputError);
   const auto one = drawn(simulated("1f1b", {.ranks = 1, .microbatches = 1}));
-  const DrawnRun three[] = {one->drawn, one->drawn, one->drawn};
-  EXPECT_THROW(svg_figure(three), InputError);
+  const std::vector<DrawnRun> most(kMostFigureRuns, one->drawn);
+  EXPECT_NO_THROW(svg_figure(most));
+  const std::vector<DrawnRun> too_many(kMostFigureRuns + 1, one->drawn);
+  EXPECT_THROW(svg_figure(too_many), InputError);
   EXPECT_THROW(figure(*one, {.width = 239}), InputError);
   EXPECT_THROW(figure(*one, {.width = 1e9}), InputError);
   EXPECT_THROW(figure(*one, {.width = std::nan("")}), InputError);
