@@ -154,7 +154,7 @@ TEST(CommandErrors, ScenariosMayBePipesOfLimitedSize) {
 
 #ifndef SLUICE_SANITIZED  // sanitizers reserve address space
 TEST(CommandErrors, ExhaustedMemoryIsAttributedToOpsOnlyIfThereAreMany) {
-  const CommandResult many = run_shell("ulimit -v 400000; \"$0\" simulate --pp 64 --microbatches 100000");
+  const CommandResult many = run_shell("ulimit -v 400000; \"$0\" simulate --pp 64 --microbatches 100000 --gantt");
   EXPECT_EQ(many.exit_code, 2);
   EXPECT_EQ(many.err,
             "sluice: command line: out of memory for a schedule of about 13 million ops: reduce the number of "

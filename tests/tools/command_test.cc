@@ -469,7 +469,11 @@ TEST(Simulate, ReplacesTheDistributedOptimizerOfAFile) {
   const std::string file = folder.path("s.json");
   write_file_whole(file, R"({"model": "gpt2", "cluster": "dgx-h100", "parallelism": {"pp": 1, "dp": 8,
       "distributed_optimizer": true}, "batch": {"global_batch": 8, "sequence_length": 1024}})");
-  const auto out = [&](const std::string& flags) { return simulated(flags + file).dump(); };
+  const auto out = [&](const std::string& flags) {
+    json prediction = simulated(flags + file);
+    prediction.erase("assumptions");  // which name what is not specified
+    return prediction.dump();
+  };
   EXPECT_EQ(out("--zero-stage 1 "), out(""));
   EXPECT_EQ(out("--zero-stage 0 "), out("--use-distributed-optimizer=false "));
   EXPECT_EQ(out("--zero-stage 3 --dp-shard 8 --reshard-after-forward "), out("--zero-stage 3 "));

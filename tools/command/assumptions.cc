@@ -26,6 +26,12 @@ bool is_set(const Json& document, std::string_view pointer) {
   return document.contains(place) && !document.at(place).is_null();
 }
 
+// Whether the key has this number, or any word.
+bool is_set_alike(const Json& document, std::string_view pointer, const Json& value) {
+  return is_set(document, pointer) &&
+         (value.is_string() || document.at(Json::json_pointer{std::string(pointer)}) == value);
+}
+
 // Whether the scenario has another value than the default, as far as its place has a number.
 bool differs_from_default(const Setting& row, Scenario& scenario) {
   const Json fallback = Json::parse(row.fallback, nullptr, false);
@@ -77,7 +83,7 @@ bool has_conditions(const Setting& row, const Json& document, Scenario& scenario
     const bool beside = is_place(*other, scenario, training.tp) || is_place(*other, scenario, training.dp) ||
                         is_place(*other, scenario, training.sequence_parallel);
     if (beside && with.contains("model")) continue;  // of the example, not of the setting
-    if (!differs_from_default(*other, scenario) && !is_set(document, other->pointer)) return false;
+    if (!differs_from_default(*other, scenario) && !is_set_alike(document, other->pointer, value)) return false;
   }
   return true;
 }
