@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/graph/communicator_options.h"
 #include "model/namespaces.h"
 
 namespace sluice::model {
@@ -50,13 +51,6 @@ struct HostProgram {
   std::uint32_t add_compute(int rank);
   std::uint32_t add_group(int rank, const std::vector<Post>& group);
   std::uint32_t add_collective(int rank, std::uint32_t collective);
-};
-
-// What delays the start of an item besides the queues of its communicators and its data.
-enum class HostWait : std::uint8_t {
-  device,  // nothing
-  stream,  // communication also waits for all compute issued before it, as in PyTorch
-  host,    // the rank blocks on each item
 };
 
 // How the communication of a program is executed. A communicator is one queue per rank: its items run in issue order,

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "model/graph/communicator_options.h"
 #include "model/graph/communicators.h"
 #include "model/schedule/schedule.h"
 
@@ -35,24 +35,8 @@ std::span<const CommunicatorMapping> communicator_mappings();
 // has the first communicator whose conditions it meets. Throws InputError; `place` names the setting.
 CommunicatorMapping communicator_mapping(const std::string& name, const std::string& place);
 
-// Where receives are posted if a schedule has no communication of its own.
-enum class Receives : std::uint8_t {
-  early,     // when the matching send is posted, as PyTorch's runtime places them
-  deferred,  // as PyTorch does with defer_pp_recv
-  late,      // immediately before the op that reads them
-};
-
 // Returns a schedule without communication with that of PyTorch's runtime. Throws ScheduleError if its ops deadlock.
 Schedule with_receives(const Schedule& schedule, Receives receives);
-
-// How messages are communicated.
-struct CommunicatorOptions {
-  std::string communicators;  // a mapping's name or file
-  HostWait wait = HostWait::stream;
-  bool serialized = false;
-  bool batched = false;
-  Receives receives = Receives::early;
-};
 
 // Reads a mapping's name or file and, after commas in any order, serialized, batched, deferred, late, device and host.
 // The mapping is empty if the text has none. Throws InputError; `place` names the setting.

@@ -10,6 +10,7 @@
 #include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
+#include "model/graph/host_program.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 #include "model/scenario/pipeline_layout.h"

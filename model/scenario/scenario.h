@@ -11,7 +11,7 @@
 #include "model/cluster/cluster.h"
 #include "model/cost/kernel_times.h"
 #include "model/cost/uniform.h"
-#include "model/graph/host_program.h"
+#include "model/graph/communicator_options.h"
 #include "model/scenario/automatic.h"
 #include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/errors.h"
+#include "model/graph/host_program.h"
 #include "model/input/files.h"
 #include "model/scenario/automatic.h"
 #include "model/scenario/schedule_sizes.h"

@@ -265,7 +265,7 @@ TEST(Communicators, EqualAnEventSimulation) {
   std::mt19937 random(36);
   int hung = 0;
   int ran = 0;
-  for (int i = 0; i < 4000; ++i) {
+  for (int i = 0; i < 20000; ++i) {
     const HostProgram program = random_program(random, true);
     const CommunicatorMapping& mapping = communicator_mappings()[random() % communicator_mappings().size()];
     const CommunicatorModel model{.communicator = mapping.communicator,
