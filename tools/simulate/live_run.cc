@@ -16,6 +16,7 @@
 #include "model/schedule/pytorch_csv.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/document.h"
 #include "tools/command/exit_codes.h"
 #include "tools/simulate/families_json.h"
@@ -128,7 +129,10 @@ LiveResult simulated(const Json& request) {
   }
   if (request.value("document", false)) {
     const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
-    header["document"] = json_text(simulation_json(*planned.setup, prediction, {}, {}, {}, automatic));
+    OrderedJson document = simulation_json(*planned.setup, prediction, {}, {}, {}, automatic);
+    const Setup& setup = *planned.setup;
+    add_assumptions(document, {setup.scenario(), request["scenario"], kSimulate, has_joint_blocks(setup.schedule())});
+    header["document"] = json_text(std::move(document));
   }
   // The run's header is JSON already.
   std::string text = header.dump();

@@ -500,13 +500,6 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
     out["memory"] = fit_json(*prediction.fit, most_host_bytes(setup), remedies);
   }
   if (prediction.trials) out["jitter"] = trials_json(scenario.perturbation, *prediction.trials);
-  out["assumptions"] = OrderedJson::array();
-  for (const std::string& each : assumed_times(scenario)) {
-    const bool uniform = scenario.cost == CostKind::uniform;
-    out["assumptions"].push_back({{"setting", uniform ? "--uniform" : "model"},
-                                  {"value", each},
-                                  {"source", uniform ? "docs/formats.md, Scenario files" : scenario.model->name}});
-  }
   if (scenario.kernel_times) out["measured_kernels"] = measured_kernels_json(setup);
   if (!explained.empty()) out["explain"] = explain_json(explained);
   if (memory) out["explain_memory"] = explain_memory_json(prediction, *memory);
