@@ -76,8 +76,8 @@ TEST(Assumptions, DependOnTheScenario) {
 
 TEST(Assumptions, TextHasAtMostSixLines) {
   for (const std::string& command : {std::string("simulate ") + kExperts + kSizes,
-                                    std::string("simulate ") + kExperts + kSizes + "--schedule dualpipe",
-                                    std::string("plan ") + kExperts + "--gpus 32 --pp 4 --tp 2"}) {
+                                     std::string("simulate ") + kExperts + kSizes + "--schedule dualpipe",
+                                     std::string("plan ") + kExperts + "--gpus 32 --pp 4 --tp 2"}) {
     std::istringstream out(run_sluice(words(command)).out);
     int lines = 0;
     bool inside = false;
