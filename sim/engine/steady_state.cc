@@ -124,7 +124,7 @@ std::optional<ShortSchedule> shortened(const Family& family, const FamilyParams&
   const int cycle = std::max(1, params.ranks / std::gcd(params.ranks, of.unit * params.slices()));
   int removed = (params.microbatches - microbatches) / of.unit;
   removed -= removed % multiple;
-  if (const int both = std::lcm(cycle, multiple); removed >= both) removed -= removed % both;
+  if (const int both = std::max(1, std::lcm(cycle, multiple)); removed >= both) removed -= removed % both;
   const int kept = params.microbatches - removed * of.unit;
   const bool found = removed > 0 && kept < many.num_microbatches && (many.num_microbatches - kept) % of.unit == 0;
   return found ? without_blocks(family, params, many, of.blocks, of.unit, kept) : std::nullopt;
