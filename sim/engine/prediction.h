@@ -39,7 +39,7 @@ struct RepeatedPart {
   int microbatches = 0;  // of a part, of all routes
   int times = 0;
   Duration time{};
-  // The vertices of the critical path, by index, that are repeated so many times after `path_end`.
+  // The vertices of the critical path, by index, that are repeated `times` times after `path_end`.
   std::size_t path_begin = 0;
   std::size_t path_end = 0;
   std::vector<RootedIdle> idle_roots;  // as by idle_by_root, of the whole schedule

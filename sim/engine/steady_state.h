@@ -114,7 +114,7 @@ class SteadyState {
   std::optional<PathPart> repeating_part(std::span<const VertexId> path, const Timeline& timeline,
                                          const Extension& of) const;
   // Whether the roots of starts (model/timeline/causes.h) are those of `blocks` blocks earlier, a multiple of the
-  // cycle, in as many blocks before the cuts as the vertices of so many blocks and those after the cuts depend on, and
+  // cycle, in as many blocks before the cuts as the vertices of `blocks` blocks and those after the cuts depend on, and
   // so in the copies.
   bool roots_repeat(std::span<const IdleRoot> roots, std::int64_t blocks) const;
   // Whether every lane but those of collectives has vertices in the last block or after its cut, so that it is free
