@@ -82,7 +82,8 @@ void Attention::add_attention(OpKind kind, const BlockCall& call, Kernels& out) 
   if (!options_.indexer) return add_core(core, kind, call, out);
   if (kind == OpKind::F) options_.indexer->add_kernels(core, hidden(), kind, call, out);
   const int tp = call.training.tp;
-  const double flops = sparse_flops(static_cast<double>(call.slice.tokens), static_cast<double>(call.slice.context));
+  const double flops =
+      call.slice.sum_over_documents([&](double tokens, double context) { return sparse_flops(tokens, context); });
   add_sparse_core(kind, call, flops, call.sizes.rows * (core.queries(tp) + core.output(tp) + core.keys_values(tp)),
                   out);
   if (kind == OpKind::I) options_.indexer->add_kernels(core, hidden(), kind, call, out);

@@ -27,8 +27,9 @@ CoreSizes sizes_of(const AttentionCore& core, const BlockCall& call) {
   s.output = core.output(tp);
   s.key_value = core.keys_values(tp);
   s.own = s.rows * s.key_value;
-  const double keys = core.keys_read(static_cast<double>(call.slice.tokens), static_cast<double>(call.slice.context));
-  s.cache = static_cast<double>(call.slice.sequences) * keys * s.key_value;
+  const double keys =
+      call.slice.sum_over_documents([&](double tokens, double context) { return core.keys_read(tokens, context); });
+  s.cache = keys * s.key_value;
   return s;
 }
 
@@ -36,26 +37,26 @@ CoreSizes sizes_of(const AttentionCore& core, const BlockCall& call) {
 KernelCall fused(const AttentionCore& core, OpKind kind, const BlockCall& block, const CoreSizes& s, double cache,
                  double share) {
   const SliceShape& slice = block.slice;
-  const auto tokens = static_cast<double>(slice.tokens);
-  const auto context = static_cast<double>(slice.context);
+  const auto most_keys = static_cast<double>(slice.most_keys());
   const bool forward = kind == OpKind::F;
   const double key = core.head_dim;
   const double value = core.value_head_dim;
   // Forward: scores and values. Backward: scores again, and the gradients of queries, keys, weights and values.
   const double products = forward ? 2 : 5;
   const double head_size = forward ? (key + value) / 2 : (3 * key + 2 * value) / 5;
-  const double causal = core.flops(tokens, context) * slice.sequences;
+  const double causal =
+      slice.sum_over_documents([&](double tokens, double context) { return core.flops(tokens, context); });
   const double moved = s.rows * (s.query + s.output);
   KernelCall call{.name = forward ? "attention" : "d attention",
                   .kind = forward ? KernelClass::attention_forward : KernelClass::attention_backward,
                   .flops = causal * share * products * head_size / (key + value),
                   .bytes = forward ? 2 * (moved + cache) : 2 * (2 * moved + 3 * cache),
-                  .row_flops = 2 * products * core.reach(tokens, context) * head_size,
+                  .row_flops = 2 * products * core.reach(most_keys) * head_size,
                   .key_flops = 2 * products * head_size * share * static_cast<double>(core.heads) *
                                static_cast<double>(slice.sequences * slice.tokens),
                   .head_size = head_size};
-  // Measured kernels have no windows.
-  if (core.window == 0 && core.chunk == 0) {
+  // Measured kernels have no windows and no packed documents.
+  if (core.window == 0 && core.chunk == 0 && slice.packed == nullptr) {
     call.attention = {.sequences = slice.sequences,
                       .tokens = slice.tokens,
                       .context = slice.context,
@@ -65,7 +66,7 @@ KernelCall fused(const AttentionCore& core, OpKind kind, const BlockCall& block,
                       .value_head_dim = core.value_head_dim};
   }
   call.narrow_attention = block.training.narrow_attention;
-  call.windowed = core.window > 0 && core.reach(tokens, context) < tokens + context;
+  call.windowed = core.window > 0 && core.reach(most_keys) < most_keys;
   if (value < key) call.tile_size = padded_tile(key, !forward);
   return call;
 }
@@ -201,8 +202,7 @@ double AttentionCore::pairs(double tokens, double context) const {
   return tokens * (context + tokens / 2);
 }
 
-double AttentionCore::reach(double tokens, double context) const {
-  const double keys = context + tokens;
+double AttentionCore::reach(double keys) const {
   return window > 0 ? std::min<double>(keys, window) : chunk > 0 ? std::min<double>(keys, chunk) : keys;
 }
 

@@ -29,8 +29,8 @@ struct AttentionCore {
   // Pairs of a query and a key that it attends to, of `tokens` queries after `context` tokens: c + 1/2 to c + n - 1/2
   // each without a window.
   double pairs(double tokens, double context) const;
-  // Keys that the last of these queries attends to, and those that any of them does.
-  double reach(double tokens, double context) const;
+  // Keys that the last of `keys` tokens attends to, and those that any of these queries does.
+  double reach(double keys) const;
   double keys_read(double tokens, double context) const;
   // FLOPs of a forward, of one sequence: 2 a (d + dv) per pair.
   double flops(double tokens, double context) const {

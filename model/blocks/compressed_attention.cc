@@ -66,7 +66,8 @@ double CompressedAttention::core_flops(std::int64_t tokens, std::int64_t context
 }
 
 void CompressedAttention::add_core(OpKind kind, const BlockCall& call, Kernels& out) const {
-  const double flops = sparse_flops(static_cast<double>(call.slice.tokens), static_cast<double>(call.slice.context));
+  const double flops =
+      call.slice.sum_over_documents([&](double tokens, double context) { return sparse_flops(tokens, context); });
   const double moved = call.sizes.rows * (2 * core_.queries(call.training.tp) + options_.head_dim);
   add_sparse_core(kind, call, flops, moved, out);
 }

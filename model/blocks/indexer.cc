@@ -48,12 +48,10 @@ void Indexer::add_kernels(const AttentionCore& core, double from, OpKind kind, c
   if (!own) return;
   const Training& training = call.training;
   const Sizes& s = call.sizes;
-  const auto tokens = static_cast<double>(call.slice.tokens);
-  const auto context = static_cast<double>(call.slice.context);
+  const auto sum = [&](const auto& of) { return call.slice.sum_over_documents(of) / training.cp; };
   const double queries = static_cast<double>(heads) * head_dim;
-  const double shares = static_cast<double>(call.slice.sequences) / training.cp;
-  const double pairs = pairs_of(tokens, context) / ratio * shares;
-  const double scores = flops(tokens, context) * shares;
+  const double pairs = sum([](double tokens, double context) { return pairs_of(tokens, context); }) / ratio;
+  const double scores = sum([&](double tokens, double context) { return flops(tokens, context); });
   const double keys = (ratio > 1 ? 4.0 : 1.0) * head_dim + (weighted ? heads : 0);
   if (kind == OpKind::F) {
     out.push_back(gemm("index queries", s.rows, from, queries));
@@ -62,7 +60,7 @@ void Indexer::add_kernels(const AttentionCore& core, double from, OpKind kind, c
     out.push_back(rated("index scores", scores, kIndexFraction, 2 * s.rows * queries + 4 * pairs));
     out.push_back(memory("top-k of index", 4 * pairs + 4 * s.rows * top_k, 2));
   } else if (kind == OpKind::I) {
-    const double of_chosen = chosen(tokens, context) * shares;
+    const double of_chosen = sum([&](double tokens, double context) { return chosen(tokens, context); });
     const double again = 2.0 * static_cast<double>(core.query_width()) * of_chosen / training.tp;
     out.push_back(rated("index loss", again, kSparseFraction, 12 * of_chosen));
     out.push_back(rated("d index scores", 2 * scores, kIndexFraction, 4 * s.rows * queries + 8 * pairs));
@@ -83,7 +81,7 @@ void Indexer::add_tensors(const TensorCall& call, TensorList& list) const {
 
 void add_sparse_core(OpKind kind, const BlockCall& call, double flops, double moved, Kernels& out) {
   const Training& training = call.training;
-  const double share = flops * call.slice.sequences / (static_cast<double>(training.tp) * training.cp);
+  const double share = flops / (static_cast<double>(training.tp) * training.cp);
   if (kind == OpKind::F) {
     out.push_back(rated("sparse attention", share, kSparseFraction, 2 * moved));
   } else if (kind == OpKind::I) {

@@ -30,7 +30,7 @@ struct Indexer {
   void add_tensors(const TensorCall& call, TensorList& list) const;
 };
 
-// Adds the core over chosen keys, as one kernel of `flops` per sequence of the whole model, which moves `moved`
+// Adds the core over chosen keys, as one kernel of `flops`, of the whole model and all sequences, which moves `moved`
 // elements on this device.
 void add_sparse_core(OpKind kind, const BlockCall& call, double flops, double moved, Kernels& out);
 

@@ -98,7 +98,8 @@ double LatentAttentionBlock::joined_bytes(const Sizes& s, const LatentSizes& l) 
 
 void LatentAttentionBlock::add_attention(OpKind kind, const BlockCall& call, Kernels& out) const {
   if (!options_.indexer) return add_core(core_, kind, call, out);
-  const double flops = sparse_flops(static_cast<double>(call.slice.tokens), static_cast<double>(call.slice.context));
+  const double flops =
+      call.slice.sum_over_documents([&](double tokens, double context) { return sparse_flops(tokens, context); });
   const LatentAttention& latent = options_.latent;
   const double heads = static_cast<double>(options_.heads) / call.training.tp;
   const double moved = call.sizes.rows * heads * (2 * latent.key_value_rank + latent.rope_head_dim);

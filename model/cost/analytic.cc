@@ -228,15 +228,19 @@ struct AnalyticCost::KeptTimes {
 
 double AnalyticCost::layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const {
   const std::lock_guard lock(kept_->mutex);
+  if (slice.packed != nullptr) return computed_layer_s(kind, again, layer, slice);
   const auto [entry, added] =
       kept_->seconds.try_emplace({kind, again, layer, slice.sequences, slice.tokens, slice.context}, 0);
-  if (!added) return entry->second;
+  if (added) entry->second = computed_layer_s(kind, again, layer, slice);
+  return entry->second;
+}
+
+double AnalyticCost::computed_layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const {
   std::vector<KernelPart> part(1);
   part[0].calls = again ? recomputed_kernels(slice, layer) : layer_kernels(model_, training_, kind, slice, layer);
   if (part[0].calls.empty()) return 0;
   set_launches(training_, software_, part);
-  entry->second = part_s(part[0]);
-  return entry->second;
+  return part_s(part[0]);
 }
 
 double AnalyticCost::layers_s(OpKind kind, bool again, const StageContents& held, const SliceShape& slice) const {

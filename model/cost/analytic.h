@@ -137,6 +137,7 @@ class AnalyticCost : public CostModel {
   // Time of one layer of a kind in F, I, W or B, or of its recomputation. Stages of a model of several kinds of layers
   // differ, but have the same layers: their times are kept.
   double layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const;
+  double computed_layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const;
   double layers_s(OpKind kind, bool again, const StageContents& held, const SliceShape& slice) const;
   bool keeps_layers() const { return !model_.flat && !training_.gathers_per_op() && !training_.reduces_per_op(); }
   // The fraction of routed experts in the parameters on one device.

@@ -87,8 +87,11 @@ std::vector<std::string> complete(UniformTimes& times) {
   return assumed;
 }
 
-UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
-    : times_(std::move(times)), num_chunks_(schedule.num_chunks()), num_stages_(schedule.num_stages()) {
+UniformCost::UniformCost(UniformTimes times, const Schedule& schedule, std::int64_t tokens)
+    : times_(std::move(times)),
+      num_chunks_(schedule.num_chunks()),
+      num_stages_(schedule.num_stages()),
+      tokens_(tokens) {
   complete(times_);
   const auto check_list = [&](const std::vector<double>& list, std::string_view key) {
     if (list.size() <= 1) return;  // none beside the times of stages
@@ -139,14 +142,16 @@ double UniformCost::measured(OpKind kind, int stage, const MicrobatchShape& shap
   if (kind == OpKind::F) seconds = times.forward;
   if (kind == OpKind::I || kind == OpKind::B) seconds += times.input_gradient;
   if (kind == OpKind::W || kind == OpKind::B) seconds += times.weight_gradient;
-  return seconds * static_cast<double>(shape.slice_lengths[slice]) / (static_cast<double>(shape.tokens()) * parts);
+  return seconds * static_cast<double>(shape.slice_lengths[slice]) / (timed_tokens(shape) * parts);
 }
 
 double UniformCost::scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const {
-  if (times.size() > 1) return times[slice] * weight(stage);
+  if (times.size() > 1) {
+    return times[slice] * weight(stage) * (static_cast<double>(shape.tokens()) / timed_tokens(shape));
+  }
   const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
   // One division, so that exact quotients stay exact.
-  return times[0] * weight(stage) * tokens / (static_cast<double>(shape.tokens()) * num_chunks_);
+  return times[0] * weight(stage) * tokens / (timed_tokens(shape) * num_chunks_);
 }
 
 double UniformCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {

@@ -41,12 +41,13 @@ UniformTimes parse_uniform(std::string_view text);
 // backward, half of it w; a missing f or b is the other, or w; without all, each is 1 s.
 std::vector<std::string> complete(UniformTimes& times);
 
-// The same time for every microbatch: an op of a stage with weight 1 takes 1/num_chunks of the specified time, and a
-// slice a part in proportion to its tokens; B takes the time of I and W.
+// The same time for every microbatch, or one in proportion to its tokens: an op of a stage with weight 1 takes
+// 1/num_chunks of the specified time, and a slice a part in proportion to its tokens; B takes the time of I and W.
 class UniformCost : public CostModel {
  public:
-  // Completes the times. Throws InputError if the lists or stage weights do not match `schedule`.
-  UniformCost(UniformTimes times, const Schedule& schedule);
+  // Completes the times, which are those of a microbatch of `tokens` tokens; 0: of any. Throws InputError if the lists
+  // or stage weights do not match `schedule`.
+  UniformCost(UniformTimes times, const Schedule& schedule, std::int64_t tokens = 0);
 
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
   double joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
@@ -58,11 +59,16 @@ class UniformCost : public CostModel {
   double measured(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const;
   double scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const;
   double weight(int stage) const;
+  // Tokens of the microbatch that the times are of.
+  double timed_tokens(const MicrobatchShape& shape) const {
+    return static_cast<double>(tokens_ > 0 ? tokens_ : shape.tokens());
+  }
   void merge_stages();
 
   UniformTimes times_;
   int num_chunks_;
   int num_stages_;
+  std::int64_t tokens_;
 };
 
 }  // namespace sluice::model

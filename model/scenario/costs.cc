@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "model/batches/batch.h"
 #include "model/blocks/transformer_footprint.h"
 #include "model/cost/analytic.h"
 #include "model/cost/fitted.h"
@@ -25,6 +26,11 @@ auto with_place(const Scenario& scenario, const char* place, const Work& work) {
     const std::string_view what = error.what();
     throw InputError(fmt::format("{}: {}{}", scenario.source, what.starts_with('/') ? "" : place, what));
   }
+}
+
+bool packs_documents(const Schedule& schedule) {
+  return std::any_of(schedule.shapes().begin(), schedule.shapes().end(),
+                     [](const MicrobatchShape& shape) { return !shape.documents.empty(); });
 }
 
 }  // namespace
@@ -126,7 +132,8 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
   };
   switch (scenario_.cost) {
     case CostKind::uniform:
-      cost_ = with_place(scenario_, "", [&] { return std::make_unique<UniformCost>(scenario_.uniform, schedule); });
+      cost_ = with_place(scenario_, "",
+                         [&] { return std::make_unique<UniformCost>(scenario_.uniform, schedule, timed_tokens()); });
       return;
     case CostKind::analytic:
       require(scenario_.model.has_value(), "/model: required by the analytic cost (--model)");
@@ -135,6 +142,7 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
       return;
     case CostKind::fitted: {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
+      require(!packs_documents(schedule), "/batch/lengths: a cost file has no times of packed documents");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) rest = analytic();
       cost_ = std::make_unique<FittedCost>(std::move(*table), scenario_.training, stages_, std::move(rest),
@@ -142,6 +150,10 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
       return;
     }
   }
+}
+
+std::int64_t ScenarioCosts::timed_tokens() const {
+  return scenario_.documents ? std::max<std::int64_t>(1, scenario_.documents->request.most_tokens) : 0;
 }
 
 ParameterCounts ScenarioCosts::count_parameters(const Schedule& schedule) const {

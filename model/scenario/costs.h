@@ -46,6 +46,8 @@ class ScenarioCosts {
   void make_footprint(const Schedule& schedule, const std::optional<CostTable>& table);
   void make_cost(const Schedule& schedule, std::optional<CostTable> table);
   ParameterCounts count_parameters(const Schedule& schedule) const;
+  // Tokens of the microbatch that the times of the uniform cost are of; 0: of any.
+  std::int64_t timed_tokens() const;
 
   Scenario scenario_;
   std::vector<StageContents> stages_;

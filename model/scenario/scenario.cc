@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "model/batches/batch.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
@@ -305,6 +306,10 @@ class Reading {
   void read_batch(JsonReader& object) {
     read_settings("/batch", object, scenario_);
     scenario_.shape.sequences = scenario_.training.micro_batch;
+    if (object.has("lengths")) return read_documents(object);
+    for (const char* key : {"pack", "order"}) {
+      if (object.has(key)) object.at(key).fail("requires the lengths of documents (--lengths)");
+    }
     if (scenario_.global_batch == 0) return;
     const std::int64_t each = std::int64_t{scenario_.training.micro_batch} * scenario_.training.dp;
     JsonReader batch = object.at("global_batch");
@@ -318,6 +323,34 @@ class Reading {
                              scenario_.training.dp, scenario_.microbatches));
     }
     scenario_.microbatches = static_cast<int>(microbatches);
+  }
+
+  void read_documents(JsonReader& object) {
+    const JsonReader lengths = object.at("lengths");
+    Training& training = scenario_.training;
+    if (training.micro_batch != 1)
+      lengths.fail("requires one sequence per microbatch (--mbs 1), which packs documents");
+    if (scenario_.global_batch > 0) object.at("global_batch").fail("expected none with lengths, which are the batch");
+    if (!training.flash_attention) lengths.fail("requires flash_attention");
+    const auto word = [&](const char* key, const std::vector<std::string>& words) {
+      if (!object.has(key)) return std::ptrdiff_t{0};
+      return std::find(words.begin(), words.end(), object.at(key).string()) - words.begin();
+    };
+    const std::string name = lengths.string();
+    const std::string place = fmt::format("{}: {}", lengths.source(), lengths.pointer());
+    BatchRequest request{.loaded = read_lengths(name.find(':') == std::string::npos ? resolved(name) : name, place),
+                         .place = place,
+                         .packer = static_cast<Packer>(word("pack", kPackers)),
+                         .order = static_cast<MicrobatchOrder>(word("order", kMicrobatchOrders)),
+                         .replicas = training.dp,
+                         .microbatches = scenario_.microbatches,
+                         .most_tokens = training.sequence_length};
+    request.in_step =
+        training.expert_ranks() > training.tp * training.cp || training.gathers_per_op() || training.reduces_per_op();
+    scenario_.documents =
+        std::make_shared<Batch>(make_batch(std::move(request), scenario_.model ? &*scenario_.model : nullptr));
+    scenario_.microbatches = scenario_.documents->microbatches();
+    if (scenario_.model && training.sequence_length == 0) training.sequence_length = scenario_.documents->longest();
   }
 
   void read_cluster() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@
 #include "model/schedule/schedule.h"
 
 namespace sluice::model {
+
+struct Batch;  // model/batches/batch.h
 
 enum class CostKind : std::uint8_t { uniform, analytic, fitted };
 
@@ -48,6 +51,7 @@ struct Scenario {
   int microbatches = 0;                              // of one batch and one pipeline
   std::int64_t global_batch = 0;
   MicrobatchShape shape;
+  std::shared_ptr<const Batch> documents;  // of different length; otherwise all sequences are alike
 
   CostKind cost = CostKind::uniform;
   UniformTimes uniform;

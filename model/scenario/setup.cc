@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/batches/batch.h"
 #include "model/errors.h"
 #include "model/graph/host_program.h"
 #include "model/input/files.h"
@@ -104,12 +105,22 @@ OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, co
   }
 }
 
-Schedule make_schedule(const Scenario& scenario) {
+namespace {
+
+Schedule of_equal_microbatches(const Scenario& scenario) {
   if (names_file(scenario.schedule)) return parse_schedule(scenario, read_file(scenario.schedule));
   const Family& family = find_family(scenario.schedule, scenario.source + ": /schedule/name");
   const FamilyParams params = family_params(scenario);
   check_memory(scenario, num_ops(family, params));
   return make_schedule(family, params);
+}
+
+}  // namespace
+
+Schedule make_schedule(const Scenario& scenario) {
+  Schedule schedule = of_equal_microbatches(scenario);
+  if (!scenario.documents) return schedule;
+  return with_microbatches(schedule, scenario.documents->replicas.front(), scenario.documents->request.place);
 }
 
 FamilyParams family_params(const Scenario& scenario) {

@@ -154,6 +154,9 @@ void Schedule::check_shapes() const {
   require(!parts_.shapes.empty(), "shapes: expected at least one");
   for (const MicrobatchShape& shape : parts_.shapes) {
     require(shape.sequences >= 1, "shapes: a microbatch needs at least one sequence");
+    const std::int64_t packed = std::accumulate(shape.documents.begin(), shape.documents.end(), std::int64_t{0});
+    require(shape.documents.empty() || (shape.sequences == 1 && packed == shape.tokens()),
+            "shapes: the documents of a microbatch add up to the tokens of its one sequence");
     require(shape.num_slices() >= 1 && shape.num_slices() <= kMaxSlices,
             fmt::format("shapes: expected 1 to {} slices, got {}", kMaxSlices, shape.num_slices()));
     std::int64_t tokens = 0;

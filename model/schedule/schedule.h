@@ -17,6 +17,8 @@ namespace sluice::model {
 struct MicrobatchShape {
   int sequences = 1;
   std::vector<std::int64_t> slice_lengths = {1};
+  // The lengths of the documents that one sequence packs, which attend only to themselves. Empty: a sequence is one.
+  std::vector<std::int64_t> documents = {};
 
   int num_slices() const { return static_cast<int>(slice_lengths.size()); }
   std::int64_t tokens() const;            // per sequence: the sum of the slices

@@ -91,6 +91,9 @@ class SizeKeys(TypedDict, total=False):
     gbs: int
     global_batch_size: int
     seq_length: int
+    lengths: str
+    pack: str
+    microbatch_order: str
     model: Union[str, os.PathLike[str], Mapping[str, Any]]
     mtp_num_layers: int
     num_layers: int

@@ -105,6 +105,7 @@ std::shared_ptr<Simulated> simulate(const ScenarioDocument& document, const Sche
     if (schedule != nullptr) {
       Schedule own = *schedule;
       set_sizes(scenario, own);
+      if (scenario.documents) throw InputError("lengths: not supported with a schedule of your own");
       out->planned.setup = std::make_unique<Setup>(scenario, std::move(own));
     } else {
       out->planned = planned_setup(scenario, [&](double, Duration) { stop_if_asked(); });
@@ -113,6 +114,7 @@ std::shared_ptr<Simulated> simulate(const ScenarioDocument& document, const Sche
     out->prediction = predict(*out->planned.setup, {.keep_memory = keep_memory,
                                                     .trial_progress = [&](std::int64_t) { stop_if_asked(); },
                                                     .step_done = stop_if_asked});
+    if (out->planned.batch) fit_all_replicas(scenario, *out->planned.batch, out->prediction);
   };
   // A thread for each of thousands of small simulations would take longer than they do.
   const bool long_running = scenario.perturbation.trials > 0 || takes_long(scenario, schedule);

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <new>
 #include <optional>
 #include <utility>
 
+#include "model/batches/batch.h"
 #include "model/workload/transformer.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/lengthen.h"
@@ -47,17 +49,31 @@ double sequences_of(const Setup& setup) {
   return sequences * setup.scenario().training.dp;
 }
 
+double document_flops(const Batch& batch, const Model& model, bool recompute) {
+  std::map<std::int64_t, double> of_length;
+  double sum = 0;
+  batch.for_each_document([&](std::int64_t tokens) {
+    const auto [entry, added] = of_length.try_emplace(tokens, 0);
+    if (added) entry->second = iteration_model_flops(model, tokens, 1, recompute);
+    sum += entry->second;
+  });
+  return sum;
+}
+
 }  // namespace
 
 Throughput throughput_of(const Scenario& scenario, const std::vector<StageContents>& stages, double sequences,
                          double seconds) {
   Throughput out;
   const Training& training = scenario.training;
-  if (training.sequence_length == 0 || seconds <= 0) return out;
-  out.tokens_per_s = sequences * static_cast<double>(training.sequence_length) / seconds;
+  if (seconds <= 0) return out;
+  out.tokens_per_s = (scenario.documents ? static_cast<double>(scenario.documents->tokens())
+                                         : sequences * static_cast<double>(training.sequence_length)) /
+                     seconds;
   if (!scenario.model) return out;
   const double devices = static_cast<double>(training.world_size());
   const auto flops = [&](bool recompute) {
+    if (scenario.documents) return document_flops(*scenario.documents, *scenario.model, recompute);
     return sequences * iteration_model_flops(*scenario.model, training.sequence_length, 1, recompute);
   };
   // LoRA computes weight gradients of its adapters alone, which do not count.

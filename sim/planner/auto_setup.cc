@@ -374,6 +374,13 @@ class Planning {
 
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
                            const std::atomic<bool>* stop) {
+  if (scenario.documents) {
+    if (scenario.schedule == kAutomatic) {
+      throw InputError(scenario.source + ": /batch/lengths: not supported with the automatic schedule (auto)");
+    }
+    BatchSetup found = batch_setup(scenario);
+    return {.setup = std::move(found.setup), .batch = std::move(found.run)};
+  }
   if (scenario.schedule == kAutomatic && scenario.communicators) {
     Scenario without = scenario;
     without.communicators.reset();

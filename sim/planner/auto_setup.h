@@ -7,6 +7,7 @@
 
 #include "model/scenario/setup.h"
 #include "sim/planner/auto_schedule.h"
+#include "sim/planner/batch_setup.h"
 
 namespace sluice::sim {
 
@@ -14,6 +15,7 @@ namespace sluice::sim {
 struct PlannedSetup {
   std::unique_ptr<Setup> setup;
   std::optional<AutoResult> automatic;
+  std::optional<BatchRun> batch;  // of documents: the setup is that of the slowest replica
 };
 
 // Returns Setup(scenario) for any schedule but an automatic one. An automatic schedule is searched for with the

@@ -24,6 +24,7 @@
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/terminal.h"
+#include "tools/simulate/batch_output.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/live_page.h"
 #include "tools/simulate/own_best.h"
@@ -184,6 +185,7 @@ int simulate_one(const SimulateOptions& options) {
   bool interrupted = false;
   const nlohmann::json document = run_document(options, interrupted);
   const Scenario scenario = ScenarioFlags::read(document, options.file);
+  if (options.live && scenario.documents) throw InputError("--live has no lengths of documents (--lengths)");
   std::optional<ShortenedPrediction> brief = shortened(options, scenario);
   PlannedSetup planned;
   if (brief) planned.setup = std::move(brief->setup);
@@ -203,7 +205,8 @@ int simulate_one(const SimulateOptions& options) {
   Progress progress("trial", setup.scenario().perturbation.trials);
   const PredictOptions predict_options{.keep_memory = pictures || !options.trace.empty(),
                                        .trial_progress = [&](std::int64_t done) { progress.done(done); }};
-  const Prediction prediction = brief ? std::move(brief->prediction) : predict(setup, predict_options);
+  Prediction prediction = brief ? std::move(brief->prediction) : predict(setup, predict_options);
+  if (planned.batch) fit_all_replicas(scenario, *planned.batch, prediction);
   std::optional<ExplainedMemory> memory;
   if (!options.explain_memory.empty()) {
     memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);
@@ -226,20 +229,22 @@ int simulate_one(const SimulateOptions& options) {
   print_message(calibration_warning(setup.scenario()));
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;
-  if (!fits && fit_advice_is_quick(setup)) {
+  if (!fits && !planned.batch && fit_advice_is_quick(setup)) {
     remedies = what_would_fit(setup);
-  } else if (!fits) {
+  } else if (!fits && !planned.batch) {
     print_message(
         fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
   OrderedJson results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
   const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
+  if (planned.batch) results["documents"] = batch_json(scenario, *planned.batch);
   add_assumptions(results, of);
   if (!others.empty()) results["comparison"] = comparison_json(setup, prediction, others);
   if (options.json) {
     fmt::print("{}", json_text(results, ScenarioFlags::effective(document)));
   } else {
-    fmt::print("{}{}", simulation_text(setup, prediction, results, automatic), assumptions_text(of));
+    fmt::print("{}{}{}", simulation_text(setup, prediction, results, automatic),
+               planned.batch ? batch_text(results["documents"]) : "", assumptions_text(of));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) fmt::print("\n{}", gantt_text(options, setup, prediction, others));

@@ -95,11 +95,13 @@ void predict_point(const nlohmann::json& base, const std::string& file, const st
       choose_own_best(document, given, fixed, read, adapted, stop);
     }
     const Scenario scenario = ScenarioFlags::read(document, file);
-    const auto brief = predict_shortened(scenario);
+    auto brief = predict_shortened(scenario);
     const PlannedSetup planned = brief ? PlannedSetup{} : planned_setup(scenario, {}, stop);
     if (stop != nullptr && *stop) return;
     const Setup& setup = brief ? *brief->setup : *planned.setup;
-    point.result = run_results(setup, brief ? brief->prediction : predict(setup));
+    Prediction prediction = brief ? std::move(brief->prediction) : predict(setup);
+    if (planned.batch) fit_all_replicas(scenario, *planned.batch, prediction);
+    point.result = run_results(setup, prediction);
     point.warning = calibration_warning(setup.scenario());
     if (point.warning.empty()) point.warning = assumed_times_line(setup.scenario());
     if (point.warning.empty() && !point.result["mfu"].is_null()) {

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/batches/documents.h"
+#include "model/blocks/model.h"
+#include "model/schedule/schedule.h"
+
+namespace sluice::model {
+
+enum class Packer : std::uint8_t { given, greedy, differencing, exact };
+enum class MicrobatchOrder : std::uint8_t { given, ascending, descending, best };
+
+inline const std::vector<std::string> kPackers = {"given", "greedy", "karmarkar-karp", "exact"};
+inline const std::vector<std::string> kMicrobatchOrders = {"given", "ascending", "descending", "best"};
+
+// What a batch of documents of different length is made from.
+struct BatchRequest {
+  std::vector<Documents> loaded;  // microbatches as the data loader has them
+  std::string place;              // of errors: "FILE: /batch/lengths"
+  Packer packer = Packer::given;
+  MicrobatchOrder order = MicrobatchOrder::given;
+  int replicas = 1;
+  int microbatches = 0;          // per replica; 0: follows from the documents
+  std::int64_t most_tokens = 0;  // of a microbatch; 0: any number
+  // Replicas wait for each other at every microbatch, since they share its experts or parameters.
+  bool in_step = false;
+};
+
+using Microbatches = std::vector<Documents>;
+
+// A batch of documents, distributed over data-parallel replicas and their microbatches.
+struct Batch {
+  BatchRequest request;
+  std::vector<Microbatches> replicas;
+  bool proven = false;  // no packing into microbatches has a lighter heaviest one
+  // As loaded, if that has the same number of microbatches and was packed again or ordered otherwise; or empty.
+  std::vector<Microbatches> before;
+
+  int microbatches() const { return static_cast<int>(replicas.front().size()); }
+  std::int64_t tokens() const;
+  std::int64_t longest() const;  // tokens of the longest microbatch
+  template <typename Visit>
+  void for_each_document(const Visit& visit) const {
+    for (const Microbatches& replica : replicas) {
+      for (const Documents& documents : replica) std::for_each(documents.begin(), documents.end(), visit);
+    }
+  }
+};
+
+// The time of a microbatch, in proportion: executed FLOPs of forward and backward, or without a model its tokens.
+double work_of(const Documents& documents, const Model* model);
+
+// Distributes the documents. As given, the microbatches of the loader go to the replicas in turn, as in Megatron-LM.
+// Otherwise documents are packed into microbatches of equal work, and these distributed over the replicas so that their
+// sums are equal, or in step, so that those with the same number are. Throws InputError if they do not fit.
+Batch make_batch(BatchRequest request, const Model* model);
+
+// Returns the schedule with these microbatches in place of its own, in every batch. Slices divide a microbatch evenly.
+// Throws InputError "PLACE: ..." for fewer tokens than slices, or another number of microbatches.
+Schedule with_microbatches(const Schedule& schedule, const Microbatches& microbatches, const std::string& place);
+
+}  // namespace sluice::model

@@ -1,0 +1,157 @@
+// Batches of documents of different length (sim/planner/batch_setup.h).
+
+#include "sim/planner/batch_setup.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+
+#include "model/batches/batch.h"
+#include "model/blocks/attention_core.h"
+#include "model/errors.h"
+#include "sim/engine/engine.h"
+
+namespace sluice::test {
+namespace {
+
+using namespace model;  // NOLINT(google-build-using-namespace)
+using namespace sim;    // NOLINT(google-build-using-namespace)
+
+// A schedule whose F takes a second per token, and B two.
+Scenario scenario_of(const std::string& family, int ranks, const std::vector<std::int64_t>& lengths,
+                     MicrobatchOrder order, int replicas = 1) {
+  Scenario out{.source = "test"};
+  out.schedule = family;
+  out.training.pp = ranks;
+  out.training.dp = replicas;
+  out.uniform = {.forward = {1}, .input_gradient = {1}, .weight_gradient = {1}};
+  BatchRequest request{.loaded = {}, .place = "test", .order = order, .replicas = replicas};
+  for (const std::int64_t length : lengths) request.loaded.push_back({length});
+  out.documents = std::make_shared<Batch>(make_batch(std::move(request), nullptr));
+  out.microbatches = out.documents->microbatches();
+  return out;
+}
+
+double seconds_of(const Scenario& scenario) {
+  const BatchRun run = batch_setup(scenario).run;
+  return to_seconds(run.replicas[static_cast<std::size_t>(run.slowest)].makespan);
+}
+
+struct Published {
+  int ranks;
+  std::vector<std::int64_t> lengths;
+  double best, ascending, descending, even;
+};
+
+// Exact optima by enumeration with another program; f = t, whole backward 2 t.
+TEST(BatchOrder, HasTheExactOptimaOf1F1B) {
+  for (const Published& each : {Published{2, {1, 1, 4}, 27, 30, 30, 24},
+                                {2, {1, 2, 3, 4}, 37, 39, 39, 37.5},
+                                {3, {1, 1, 1, 5}, 49, 54, 54, 36},
+                                {4, {1, 1, 1, 1, 1, 1, 1, 5}, 77, 81, 81, 49.5},
+                                {4, {8, 4, 4, 2, 2, 2, 1, 1}, 122, 132, 135, 99}}) {
+    const BatchRun best = batch_setup(scenario_of("1f1b", each.ranks, each.lengths, MicrobatchOrder::best)).run;
+    EXPECT_EQ(to_seconds(best.replicas[0].makespan), each.best);
+    EXPECT_TRUE(best.best_order);
+    EXPECT_EQ(to_seconds(best.even), each.even);
+    EXPECT_EQ(seconds_of(scenario_of("1f1b", each.ranks, each.lengths, MicrobatchOrder::ascending)), each.ascending);
+    EXPECT_EQ(seconds_of(scenario_of("1f1b", each.ranks, each.lengths, MicrobatchOrder::descending)), each.descending);
+  }
+}
+
+// GPipe: sum of (f + b) + (p - 1) (max f + max b), in any order.
+TEST(BatchOrder, MakesNoDifferenceToGPipe) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 50; ++round) {
+    const int ranks = std::uniform_int_distribution<>(2, 5)(random);
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(std::uniform_int_distribution<>(1, 6)(random)));
+    std::int64_t sum = 0;
+    for (std::int64_t& length : lengths) sum += length = std::uniform_int_distribution<>(1, 9)(random);
+    const std::int64_t most = *std::max_element(lengths.begin(), lengths.end());
+    EXPECT_EQ(seconds_of(scenario_of("gpipe", ranks, lengths, MicrobatchOrder::given)),
+              static_cast<double>(3 * sum + (ranks - 1) * 3 * most));
+  }
+}
+
+// The search simulates permuted times on one graph; here every order has a schedule and a graph of its own.
+TEST(BatchOrder, IsTheBestOfAllSchedules) {
+  std::mt19937 random(2);
+  const std::vector<std::string> families = {"1f1b", "zb-h1", "interleaved-1f1b", "gpipe", "seq1f1b", "zb-v"};
+  for (int round = 0; round < 40; ++round) {
+    const std::string& family = families[static_cast<std::size_t>(round) % families.size()];
+    const int ranks = std::uniform_int_distribution<>(2, 3)(random);
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(family == "interleaved-1f1b" ? 2 * ranks : 4));
+    for (std::int64_t& length : lengths) length = std::uniform_int_distribution<>(2, 9)(random);
+    const double found = seconds_of(scenario_of(family, ranks, lengths, MicrobatchOrder::best));
+    double least = 1e9;
+    std::sort(lengths.begin(), lengths.end());
+    do least = std::min(least, seconds_of(scenario_of(family, ranks, lengths, MicrobatchOrder::given)));
+    while (std::next_permutation(lengths.begin(), lengths.end()));
+    EXPECT_EQ(found, least) << family;
+  }
+}
+
+TEST(BatchOrder, RefusesJointBlocksAndRoutes) {
+  for (const char* family : {"dualpipe", "chimera", "pipedream"}) {
+    const Scenario scenario = scenario_of(family, 2, {1, 2, 3, 4}, MicrobatchOrder::best);
+    EXPECT_THROW(batch_setup(scenario), InputError) << family;
+    EXPECT_NO_THROW(batch_setup(scenario_of(family, 2, {1, 2, 3, 4}, MicrobatchOrder::given))) << family;
+  }
+}
+
+// Line k of the file goes to replica k mod dp; the batch takes the time of the slowest one.
+TEST(BatchReplicas, WaitForTheSlowest) {
+  std::mt19937 random(4);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::int64_t> lengths(12);
+    for (std::int64_t& length : lengths) length = std::uniform_int_distribution<>(1, 9)(random);
+    const BatchRun run = batch_setup(scenario_of("1f1b", 3, lengths, MicrobatchOrder::given, 3)).run;
+    ASSERT_EQ(run.replicas.size(), 3U);
+    double most = 0;
+    for (std::size_t replica = 0; replica < 3; ++replica) {
+      const std::vector<std::int64_t> own = {lengths[replica], lengths[replica + 3], lengths[replica + 6],
+                                             lengths[replica + 9]};
+      const double alone = seconds_of(scenario_of("1f1b", 3, own, MicrobatchOrder::given));
+      EXPECT_EQ(to_seconds(run.replicas[replica].makespan), alone);
+      most = std::max(most, alone);
+    }
+    EXPECT_EQ(to_seconds(run.replicas[static_cast<std::size_t>(run.slowest)].makespan), most);
+  }
+}
+
+// Pairs of a query and a key add up over the documents of a packed sequence, however it is cut into slices.
+TEST(PackedDocuments, AttendToThemselves) {
+  std::mt19937 random(6);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<>(low, high)(random); };
+  for (int round = 0; round < 200; ++round) {
+    AttentionCore core{.heads = 4, .kv_heads = 4, .head_dim = 8, .value_head_dim = 8};
+    if (draw(0, 2) == 0) core.window = draw(1, 20);
+    if (core.window == 0 && draw(0, 2) == 0) core.chunk = draw(1, 20);
+    MicrobatchShape shape{.sequences = 1, .slice_lengths = {}, .documents = {}};
+    double whole = 0;
+    std::int64_t tokens = 0;
+    for (int i = draw(2, 5); i > 0; --i) {
+      shape.documents.push_back(draw(1, 30));
+      tokens += shape.documents.back();
+      whole += core.pairs(static_cast<double>(shape.documents.back()), 0);
+    }
+    for (std::int64_t left = tokens; left > 0; left -= shape.slice_lengths.back()) {
+      shape.slice_lengths.push_back(std::min<std::int64_t>(left, draw(1, 25)));
+    }
+    double sum = 0;
+    std::int64_t most = 0;
+    for (int slice = 0; slice < shape.num_slices(); ++slice) {
+      const SliceShape of = slice_shape(shape, slice);
+      sum += of.sum_over_documents([&](double n, double context) { return core.pairs(n, context); });
+      most = std::max(most, of.most_keys());
+    }
+    EXPECT_NEAR(sum, whole, 1e-9 * whole);
+    EXPECT_EQ(most, *std::max_element(shape.documents.begin(), shape.documents.end()));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test
