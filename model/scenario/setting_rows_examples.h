@@ -41,8 +41,7 @@ inline constexpr const char* kOverlappedReduction =
     R"( "schedule": {"name": "interleaved-1f1b"}})";
 inline constexpr const char* kHardToSchedule = R"({"schedule": {"name": "auto", "memory_cap": "5mb"}})";
 inline constexpr const char* kAutomaticSchedule = R"({"schedule": {"name": "auto", "time_budget_s": 0.2}})";
-inline constexpr const char* kDocuments =
-    R"({"batch": {"global_batch": null, "lengths": "lognormal:1000,1,4096,32"}})";
+inline constexpr const char* kDocuments = R"({"batch": {"global_batch": null, "lengths": "lognormal:1000,1,4096,32"}})";
 inline constexpr const char* kManyDocuments =
     R"({"batch": {"global_batch": null, "microbatches": 32, "lengths": "lognormal:1000,1,4000,128"}})";
 inline constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
