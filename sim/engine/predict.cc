@@ -132,14 +132,21 @@ std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes) {
 Prediction measured(const Setup& setup, const PredictOptions& options) {
   const OpGraph& graph = setup.graph();
   const Perturbation& perturbation = setup.scenario().perturbation;
+  Prices prices = price(graph, setup.cost());
+  if (perturbation.slows()) slow_down(graph, perturbation, prices);
+  if (options.step_done) options.step_done();
+  Timeline timeline = simulate(graph, prices);
+  return measured(setup, std::move(prices), std::move(timeline), options);
+}
+
+Prediction measured(const Setup& setup, Prices prices, Timeline timeline, const PredictOptions& options) {
+  const OpGraph& graph = setup.graph();
   const auto step_done = [&] {
     if (options.step_done) options.step_done();
   };
   Prediction prediction;
-  prediction.prices = price(graph, setup.cost());
-  if (perturbation.slows()) slow_down(graph, perturbation, prediction.prices);
-  step_done();
-  prediction.timeline = simulate(graph, prediction.prices);
+  prediction.prices = std::move(prices);
+  prediction.timeline = std::move(timeline);
   step_done();
   prediction.metrics = measure(graph, prediction.timeline);
   prediction.memory = memory_over_time(graph, prediction.timeline, options.keep_memory);

@@ -25,6 +25,8 @@ std::string mfu_remark(const Scenario& scenario, double mfu);
 
 // Simulates the priced graph and measures its timeline: everything but the period and what `complete` adds.
 Prediction measured(const Setup& setup, const PredictOptions& options);
+// Measures a timeline of the graph that is simulated already.
+Prediction measured(const Setup& setup, Prices prices, Timeline timeline, const PredictOptions& options = {});
 // Adds the iteration time, the throughput and the fit, which follow from the makespan, the period and the memory.
 void complete(const Setup& setup, Prediction& prediction);
 

@@ -174,9 +174,9 @@ std::optional<ShortenedPrediction> extrapolated(const Scenario& scenario, const 
   const auto longer = with_blocks(family, first.brief, blocks);
   if (!longer) return std::nullopt;
   ShortRun& run = first.run;
-  const ShortRun second(scenario, *longer);
-  const Prediction one = measured(*run.setup, {});
-  const Prediction two = measured(*second.setup, {});
+  ShortRun second(scenario, *longer);
+  const Prediction one = measured(*run.setup, std::move(run.prices), std::move(run.timeline));
+  const Prediction two = measured(*second.setup, std::move(second.prices), std::move(second.timeline));
   const OpGraph& graph = run.setup->graph();
   const OpGraph& longer_graph = second.setup->graph();
   RepeatedPart repetition{.simulated = first.brief.schedule.num_microbatches(),
