@@ -63,7 +63,9 @@ std::optional<Proven> proven(ShortSchedule brief, ShortRun run) {
 // The first short schedule with a proof, from which a multiple of the repeating part of the path was removed.
 std::optional<Proven> first_proven(const Scenario& scenario, const Family& family, const FamilyParams& params) {
   int multiple = 1;
-  for (int kept = family.replicas * kept_microbatches(params); kept <= params.microbatches / kLeastShortening;) {
+  // Two routes warm up and drain at both ends, and their path goes through all ranks and back.
+  const int least = (family.replicas > 1 ? 3 : 1) * kept_microbatches(params);
+  for (int kept = least; kept <= params.microbatches / kLeastShortening;) {
     auto brief = shorten(family, params, kept, multiple);
     if (!brief || brief->schedule.num_microbatches() > params.microbatches / kLeastShortening) return std::nullopt;
     const int simulated = brief->schedule.num_microbatches();
