@@ -15,7 +15,7 @@ if ! [[ $total =~ ^[0-9]+$ ]]; then
 fi
 jobs=${SLUICE_JOBS:-$(nproc)}
 build=build/dev
-read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault recorder flags trace kineto measured_steps gzip measured_table megatron_log calibration software import}"
+read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault recorder flags trace kineto measured_steps kernels gzip measured_table megatron_log calibration software import}"
 each=${SLUICE_FUZZ_EACH:-$((total * jobs / ${#targets[@]}))}
 if [ "$each" -lt 1 ]; then each=1; fi
 
@@ -34,7 +34,7 @@ run_one() {  # run_one SECONDS TARGET
     schedule_csv) dictionary=tests/fuzz/csv.dict ;;
     measured_table | megatron_log) dictionary=tests/fuzz/measured.dict ;;
     software) seeds=(model/cluster/catalogue/software) ;;
-    trace | kineto | measured_steps) dictionary=tests/fuzz/trace.dict ;;
+    trace | kineto | measured_steps | kernels) dictionary=tests/fuzz/trace.dict ;;
   esac
   for folder in tests/fuzz/corpus/$name tests/fuzz/found/$name; do
     if [ -d "$folder" ]; then seeds+=("$folder"); fi

@@ -81,7 +81,7 @@ void analyse_timeline(benchmark::State& state) {
   const MeasuredRun run = read_text(timeline_text(static_cast<int>(state.range(0)), 16));
   for (auto _ : state) {
     benchmark::DoNotOptimize(recognise(run));
-    benchmark::DoNotOptimize(slowdown_of(run, step_graphs(run, ReceiveRule::published)));
+    benchmark::DoNotOptimize(slowdown_of(run, step_graphs(run, ReceiveRule::early)));
     const std::vector<StepGraph> graphs = step_graphs(run, ReceiveRule::observed);
     benchmark::DoNotOptimize(slowdown_of(run, graphs));
     benchmark::DoNotOptimize(causes_of_slowness(run, graphs));

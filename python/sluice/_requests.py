@@ -205,7 +205,10 @@ def calibrate(
 
 
 class Analysis(_Document):
-    """Why measured steps were slow: the document of ``sluice analyze --json`` ("sluice.analysis/1")."""
+    """Why measured steps were slow: the document of ``sluice analyze --json``.
+
+    "sluice.analysis/1"; of kernels without ops of a pipeline "sluice.profile/1", without scenario and heat maps.
+    """
 
     def __init__(self, document: Mapping[str, Any], scenario: str, heat_maps: str) -> None:
         super().__init__(document)
@@ -215,10 +218,12 @@ class Analysis(_Document):
     @property
     def scenario(self) -> Scenario:
         """A scenario with the measured times as costs, to predict other schedules with."""
+        if not self._scenario:
+            raise ValueError("the traces have kernels only: no scenario without ops of a pipeline")
         return Scenario.from_json(self._scenario)
 
-    def _repr_html_(self) -> str:
-        return self.heat_maps
+    def _repr_html_(self) -> str | None:
+        return self.heat_maps or None
 
 
 def _paths(paths: Union[Path, Sequence[Path]]) -> str:

@@ -20,6 +20,7 @@
 #include "tools/analyze/analysis.h"
 #include "tools/analyze/heat_maps.h"
 #include "tools/analyze/measured_scenario.h"
+#include "tools/analyze/profile_analysis.h"
 #include "tools/calibrate/calibrate.h"
 #include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
@@ -103,7 +104,13 @@ std::tuple<std::string, std::string, std::string> analyzed(const std::string& ti
   std::string scenario;
   std::string picture;
   interruptible([&](const std::atomic<bool>&) {
-    const Analysis analysis = analyze({.timeline = timeline, .names = names, .all_steps = all_steps, .gpus = gpus});
+    const AnalysisRequest request{.timeline = timeline, .names = names, .all_steps = all_steps, .gpus = gpus};
+    MeasuredSteps steps = read_steps(request);
+    if (!steps.profile.empty()) {
+      document = json_text(profile_document(analyse_profile(std::move(steps.profile), all_steps)));
+      return;
+    }
+    const Analysis analysis = analyze(std::move(steps.run), request);
     document = json_text(analysis_document(analysis));
     scenario = measured_scenario(analysis).dump();
     picture = heat_maps(analysis);

@@ -27,6 +27,7 @@ void try_flags(std::string_view text);          // a line of flags of a scenario
 void try_trace(std::string_view text);          // a trace of Sluice or Kineto; also compared with itself
 void try_kineto(std::string_view text);         // a folder of Kineto traces, separated by lines of "---"
 void try_measured_steps(std::string_view text);  // a timeline of ByteDance's; also replayed and analysed
+void try_kernels(std::string_view text);         // like try_kineto, as kernels; also matched and replayed
 void try_gzip(std::string_view text);            // decompressed; also compressed and decompressed
 void try_measured_table(std::string_view text);  // measured iterations, kernels or collectives (CSV)
 void try_megatron_log(std::string_view text);    // also compared with a scenario
@@ -56,6 +57,7 @@ inline constexpr std::array kTargets = {
     Target{"trace", try_trace},
     Target{"kineto", try_kineto},
     Target{"measured_steps", try_measured_steps},
+    Target{"kernels", try_kernels},
     Target{"gzip", try_gzip},
     Target{"measured_table", try_measured_table},
     Target{"megatron_log", try_megatron_log},

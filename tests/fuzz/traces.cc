@@ -13,6 +13,10 @@
 #include "traces/measured/read_measured.h"
 #include "traces/measured/recognised.h"
 #include "traces/measured/slowdown.h"
+#include "traces/profile/breakdown.h"
+#include "traces/profile/gpu_trace.h"
+#include "traces/profile/kernel_causes.h"
+#include "traces/profile/matched_calls.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::test::fuzz {
@@ -46,6 +50,19 @@ std::string compressed(std::string_view text) {
   return out;
 }
 
+// Files separated by lines of "---".
+std::vector<std::unique_ptr<TraceSource>> files_of(std::string_view text) {
+  constexpr std::string_view kCut = "\n---\n";
+  std::vector<std::unique_ptr<TraceSource>> sources;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(kCut, begin), text.size());
+    const std::string name = "rank" + std::to_string(sources.size());
+    sources.push_back(std::make_unique<TraceSource>(text.substr(begin, end - begin), name));
+    begin = end + kCut.size();
+  }
+  return sources;
+}
+
 }  // namespace
 
 void try_trace(std::string_view text) {
@@ -64,16 +81,33 @@ void try_trace(std::string_view text) {
 }
 
 void try_kineto(std::string_view text) {
-  constexpr std::string_view kCut = "\n---\n";
+  accepts([&] { require_equal_to_itself(read_trace_run(files_of(text)).run); });
+}
+
+void try_kernels(std::string_view text) {
   accepts([&] {
-    std::vector<std::unique_ptr<TraceSource>> sources;
-    for (std::size_t begin = 0; begin <= text.size();) {
-      const std::size_t end = std::min(text.find(kCut, begin), text.size());
-      const std::string name = "rank" + std::to_string(sources.size());
-      sources.push_back(std::make_unique<TraceSource>(text.substr(begin, end - begin), name));
-      begin = end + kCut.size();
+    std::vector<GpuTrace> traces;
+    for (const std::unique_ptr<TraceSource>& source : files_of(text)) {
+      GpuTraceReader reader(source->name());
+      const TraceHead head = source->read([&](TraceEvent& event, const TraceHead&) { reader.add(event); });
+      for (GpuTrace& trace : std::move(reader).finish(head)) traces.push_back(std::move(trace));
     }
-    require_equal_to_itself(read_trace_run(std::move(sources)).run);
+    std::vector<std::int64_t> ranks;
+    std::vector<std::string> names;
+    std::vector<std::vector<char>> keep;
+    for (const GpuTrace& trace : traces) {
+      for (const Breakdown& of : breakdowns(trace)) {
+        require(of.compute + of.exposed_communication + of.exposed_copies + of.idle == of.span, "times do not add up");
+        require(of.idle >= of.idle_for_host && of.hidden_communication().count() >= 0, "a time is too large");
+      }
+      ranks.push_back(std::ssize(ranks));
+      names.push_back("rank");
+      keep.emplace_back(trace.steps.size(), 1);
+    }
+    MatchedCalls matched = matched_calls(traces, ranks);
+    align_clocks_by_calls(traces, matched);
+    call_waits(traces, matched, keep);
+    kernel_causes(traces, ranks, names, matched, keep);
   });
 }
 
@@ -84,7 +118,7 @@ void try_measured_steps(std::string_view text) {
     constexpr std::size_t kMaxOps = 4096;
     if (run.ops.size() > kMaxOps || run.workers() > 256) return;
     recognise(run);
-    for (const ReceiveRule rule : {ReceiveRule::published, ReceiveRule::observed}) {
+    for (const ReceiveRule rule : {ReceiveRule::early, ReceiveRule::observed}) {
       const std::vector<StepGraph> graphs = step_graphs(run, rule);
       slowdown_of(run, graphs);
       causes_of_slowness(run, graphs);

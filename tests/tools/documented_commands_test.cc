@@ -172,6 +172,10 @@ void create_files_of_a_reader() {
   const fs::path samples = kRoot / "tests/traces/measured/samples";
   fs::copy(samples / "primus_pp8", "pp_logs");
   fs::copy_file(samples / "bytedance/timeline-ST.json.gz", "timeline.json.gz");
+  fs::create_directory("pytorch_traces");
+  model::write_file_whole("pytorch_traces/rank0.json",
+                          R"({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7,
+                              "ts": 1, "dur": 2}]})");
   model::write_file_whole("kernel_times.json",
                           R"({"schema": "sluice.kernel_times/1", "gpu": "A100-80GB", "device": "NVIDIA A100-SXM4-80GB",
                               "library": "PyTorch 2.8.0", "kernels": [{"kernel": "gemm", "pass": "forward",

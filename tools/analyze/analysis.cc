@@ -35,6 +35,7 @@ class AnalysisText {
   AnalysisText(const Analysis& analysis, std::size_t top) : analysis_(analysis), run_(analysis.run), top_(top) {}
 
   std::string text() {
+    out_ = answer_text(analysis_.answer, analysis_.what_if.measured);
     write_run();
     write_replay();
     write_slowdown();
@@ -81,13 +82,14 @@ class AnalysisText {
   }
 
   void write_slowdown() {
-    const std::optional<Slowdown>& published = analysis_.published;
+    const std::optional<Slowdown>& early = analysis_.early_receives;
     const Slowdown& observed = analysis_.observed;
-    line("\nslowdown against ideal steps (OSDI 2025 what-if study)   {:>9}  {:>9}", "published", "observed");
+    line("\nslowdown against ideal steps (OSDI 2025 what-if study)      receives start");
+    line("  {:<53}  {:>9}  {:>9}", "", "early", "in order");
     const auto text = [](const std::optional<double>& value) { return value ? fmt::format("{:.4f}", *value) : "-"; };
     // A row of a value of both rules.
     const auto row = [&](const std::string& what, const auto& value) {
-      const std::optional<double> first = published ? value(*published) : std::nullopt;
+      const std::optional<double> first = early ? value(*early) : std::nullopt;
       line("  {:<53}  {:>9}  {:>9}", what, text(first), text(value(observed)));
     };
     row("S, all ops", [](const Slowdown& each) { return std::optional(each.slowdown); });
@@ -111,7 +113,7 @@ class AnalysisText {
       });
     }
     row("M_S, share of the last rank", [](const Slowdown& each) { return each.last_rank_share; });
-    const std::vector<int>& slowest = (published ? *published : observed).worst_workers;
+    const std::vector<int>& slowest = (early ? *early : observed).worst_workers;
     std::string workers;
     for (std::size_t i = 0; i < std::min<std::size_t>(slowest.size(), 3); ++i) {
       workers += (i == 0 ? "" : ", ") + run_.name_of(slowest[i]);
@@ -178,6 +180,7 @@ OrderedJson analysis_document(const Analysis& analysis) {
   const MeasuredRun& run = analysis.run;
   OrderedJson out;
   out["schema"] = "sluice.analysis/1";
+  out["answer"] = answer_document(analysis.answer, analysis.what_if.measured);
   out["timeline"] = {
       {"format", run.format},       {"steps", run.steps},   {"replicas", run.replicas},         {"ranks", run.ranks},
       {"tensor_ranks", run.shards}, {"chunks", run.chunks}, {"microbatches", run.microbatches}, {"ops", run.ops.size()},
@@ -193,9 +196,9 @@ OrderedJson analysis_document(const Analysis& analysis) {
                       {"free_transfers_s", what_if.free_transfers},
                       {"equal_stages_s", what_if.equal_stages}};
   if (what_if.lighter_last) out["mean_step"]["lighter_last_stage_s"] = *what_if.lighter_last;
-  out["slowdown"]["published"] =
-      analysis.published ? slowdown_document(analysis, *analysis.published) : OrderedJson(nullptr);
-  out["slowdown"]["observed"] = slowdown_document(analysis, analysis.observed);
+  out["slowdown"]["early_receives"] =
+      analysis.early_receives ? slowdown_document(analysis, *analysis.early_receives) : OrderedJson(nullptr);
+  out["slowdown"]["ordered_receives"] = slowdown_document(analysis, analysis.observed);
   auto& causes = out["causes"] = OrderedJson::array();
   for (const SlowCause& cause : what_if.causes) {
     OrderedJson each = {{"kind", std::string(name_of(cause.kind))},
@@ -212,12 +215,19 @@ OrderedJson analysis_document(const Analysis& analysis) {
   return out;
 }
 
-Analysis analyze(const AnalysisRequest& request) {
+MeasuredSteps read_steps(const AnalysisRequest& request) {
   std::optional<NameMap> names;
   if (!request.names.empty()) names.emplace(read_file(request.names), request.names);
-  Analysis analysis;
-  MeasuredRun read = read_measured_run(trace_files(request.timeline), {.names = names ? &*names : nullptr});
+  MeasuredSteps steps;
+  steps.run =
+      read_measured_run(trace_files(request.timeline),
+                        {.names = names ? &*names : nullptr, .profile = &steps.profile, .kernels = request.kernels});
   ::malloc_trim(0);  // what reading took is as large as the run, in blocks that the heap would keep
+  return steps;
+}
+
+Analysis analyze(MeasuredRun read, const AnalysisRequest& request) {
+  Analysis analysis;
   if (!request.all_steps) drop_warm_up(read);
   align_worker_clocks(read);
   analysis.run = with_estimated_transfers(std::move(read));
@@ -229,16 +239,17 @@ Analysis analyze(const AnalysisRequest& request) {
   }
   analysis.gpus = request.gpus.value_or(run.workers());
   analysis.schedule = recognise(run);
-  // The published rules describe 1F1B and its interleaved variant; other schedules may contradict them.
+  // The rule with early receives describes 1F1B and its interleaved variant; other schedules may contradict it.
   try {
-    analysis.published = slowdown_of(run, step_graphs(run, ReceiveRule::published));
+    analysis.early_receives = slowdown_of(run, step_graphs(run, ReceiveRule::early));
   } catch (const InputError& error) {
     run.notes.push_back(
-        fmt::format("no slowdown by the published rules, which do not describe this run: {}", error.what()));
+        fmt::format("no slowdown with early receives, a rule that does not describe this run: {}", error.what()));
   }
   analysis.graphs = step_graphs(run, ReceiveRule::observed);
   analysis.observed = slowdown_of(run, analysis.graphs);
   analysis.what_if = causes_of_slowness(run, analysis.graphs, request.layers);
+  analysis.answer = answer_of(run, analysis.graphs, analysis.what_if, request.layers);
   const double error = analysis.what_if.replayed / analysis.what_if.measured - 1;
   if (std::abs(error) > kMostReplayError) {
     run.notes.push_back(

@@ -5,10 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "tools/analyze/answer.h"
 #include "traces/measured/causes_of_slowness.h"
 #include "traces/measured/measured_run.h"
 #include "traces/measured/recognised.h"
 #include "traces/measured/slowdown.h"
+#include "traces/profile/gpu_trace.h"
 
 namespace sluice::tools {
 
@@ -16,10 +18,11 @@ namespace sluice::tools {
 struct Analysis {
   MeasuredRun run;
   Recognised schedule;
-  std::optional<Slowdown> published;  // by the rules of StragglerAnalysis, where they apply
-  Slowdown observed;                  // by ours
-  std::vector<StepGraph> graphs;      // by the observed rule
+  std::optional<Slowdown> early_receives;  // by the rules of StragglerAnalysis, where they apply
+  Slowdown observed;                       // by ours
+  std::vector<StepGraph> graphs;           // by the observed rule
   Counterfactuals what_if;
+  std::vector<AnswerLine> answer;
   int gpus = 0;  // whose time a slow step wastes
 };
 
@@ -29,11 +32,24 @@ struct AnalysisRequest {
   std::string names;          // file with the names of the ops; empty: those of ByteDance's timelines
   bool all_steps = false;     // keep the first step also if it was a warm-up
   std::optional<int> gpus;    // of the job; by default the recorded workers
-  std::optional<int> layers;  // of the model, for Counterfactuals::lighter_last
+  std::optional<int> layers;  // of the model, for Counterfactuals::lighter_last and move_layers
+  bool kernels = false;       // analyze the kernels of traces of PyTorch also where these have ops of a pipeline
 };
 
-// Reads and analyzes measured steps. Throws InputError.
-Analysis analyze(const AnalysisRequest& request);
+// Measured steps as they were read: of a pipeline, or kernels of GPUs.
+struct MeasuredSteps {
+  MeasuredRun run;                // empty if there is a profile
+  std::vector<GpuTrace> profile;  // of traces without ops of a pipeline
+};
+// Throws InputError.
+MeasuredSteps read_steps(const AnalysisRequest& request);
+
+// Analyzes measured steps of a pipeline. Throws InputError.
+Analysis analyze(MeasuredRun read, const AnalysisRequest& request);
+
+// The causes with a remedy each, and its gain by replay. `layers`: of the model, if known.
+std::vector<AnswerLine> answer_of(const MeasuredRun& run, const std::vector<StepGraph>& graphs,
+                                  const Counterfactuals& what_if, std::optional<int> layers);
 
 std::string analysis_text(const Analysis& analysis, std::size_t top);
 nlohmann::ordered_json analysis_document(const Analysis& analysis);

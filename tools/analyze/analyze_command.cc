@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "tools/analyze/analysis.h"
 #include "tools/analyze/heat_maps.h"
 #include "tools/analyze/measured_scenario.h"
+#include "tools/analyze/profile_analysis.h"
 #include "tools/analyze/step_pictures.h"
 #include "tools/analyze/timer_log.h"
 #include "tools/command/command.h"
@@ -33,6 +35,7 @@ struct AnalyzeOptions {
   StepPictures pictures;
   bool json = false;
   bool all_steps = false;
+  bool kernels = false;
   std::size_t top = 10;
   std::optional<int> gpus;
   std::optional<int> layers;
@@ -40,7 +43,7 @@ struct AnalyzeOptions {
 
 // Whether a file is a log: it begins neither as JSON of events nor as an archive. Lines of logs may begin with '['.
 bool is_log(const std::vector<std::string>& files) {
-  if (files.size() != 1) return false;
+  if (files.size() != 1 || !std::filesystem::is_regular_file(files[0])) return false;  // pipes are read once
   std::ifstream file(files[0], std::ios::binary);
   char first = 0;
   char second = 0;
@@ -49,20 +52,37 @@ bool is_log(const std::vector<std::string>& files) {
   return first != '[' || (second != '{' && second != '[' && second != ']');
 }
 
-int analyze_log(const std::string& path, const AnalyzeOptions& options) {
+// Refuses options that need ops of a pipeline, for an input that `has` something else.
+void refuse_pipeline_options(const std::string& path, const AnalyzeOptions& options, const char* has) {
   for (const auto& [given, flag] : {std::pair(!options.names.empty(), "--names needs"),
                                     {!options.heat_maps.empty(), "--heat-maps needs"},
                                     {!options.scenario.empty(), "--scenario needs"},
                                     {options.gpus.has_value(), "--gpus needs"},
                                     {options.layers.has_value(), "--layers needs"},
                                     {options.pictures.any(), "--report, --svg and --trace need"}}) {
-    if (given) throw InputError(fmt::format("{}: {} a timeline; a log has times per iteration", path, flag));
+    if (given) throw InputError(fmt::format("{}: {} a timeline of a pipeline; {}", path, flag, has));
   }
+}
+
+int analyze_log(const std::string& path, const AnalyzeOptions& options) {
+  refuse_pipeline_options(path, options, "a log has times per iteration");
+  if (options.kernels) throw InputError(path + ": --kernels needs traces of PyTorch's profiler, got a log");
   const TimerAnalysis analysis = analyse_timers(read_megatron_log(path), options.all_steps);
   if (options.json) {
     fmt::print("{}", json_text(timers_document(analysis)));
   } else {
     fmt::print("{}", timers_text(analysis, options.top));
+  }
+  return kDone;
+}
+
+int analyze_kernels(std::vector<GpuTrace> traces, const AnalyzeOptions& options) {
+  refuse_pipeline_options(options.timeline, options, "these traces have kernels only");
+  const ProfileAnalysis analysis = analyse_profile(std::move(traces), options.all_steps);
+  if (options.json) {
+    fmt::print("{}", json_text(profile_document(analysis)));
+  } else {
+    fmt::print("{}", profile_text(analysis, options.top));
   }
   return kDone;
 }
@@ -74,11 +94,17 @@ int analyze_command(const AnalyzeOptions& options) {
   }
   const std::vector<std::string> files = trace_files(options.timeline);
   if (is_log(files)) return analyze_log(files[0], options);
-  Analysis analysis = analyze({.timeline = options.timeline,
-                               .names = options.names,
-                               .all_steps = options.all_steps,
-                               .gpus = options.gpus,
-                               .layers = options.layers});
+  if (options.kernels && !options.names.empty()) throw InputError("--kernels excludes --names");
+  const AnalysisRequest request{.timeline = options.timeline,
+                                .names = options.names,
+                                .all_steps = options.all_steps,
+                                .gpus = options.gpus,
+                                .layers = options.layers,
+                                .kernels = options.kernels};
+  MeasuredSteps steps = read_steps(request);
+  if (!steps.profile.empty()) return analyze_kernels(std::move(steps.profile), options);
+  if (options.kernels) throw InputError(options.timeline + ": --kernels needs traces of PyTorch's profiler");
+  Analysis analysis = analyze(std::move(steps.run), request);
   if (!options.heat_maps.empty()) write_file_whole(options.heat_maps, heat_maps(analysis));
   if (!options.scenario.empty() && analysis.schedule.family.empty()) {
     print_message("--scenario: the schedule is none of the families; the scenario has 1f1b");
@@ -104,16 +130,22 @@ Subcommand add_analyze_command(CLI::App& app, const std::vector<std::string>& ar
       "Find out why measured training steps were slow.\n\n"
       "Examples:\n"
       "  sluice analyze timeline.json.gz\n"
-      "  sluice analyze pp_logs/ --gpus 64 --heat-maps heat.svg\n"
+      "  sluice analyze pytorch_traces/\n"
+      "  sluice analyze pp_logs/ --gpus 64 --layers 80 --heat-maps heat.svg\n"
       "  sluice analyze traces/ --names names.json --json\n"
       "  sluice analyze timeline.json.gz --report step.html --step 12 --replica 3\n"
       "  sluice analyze timeline.json.gz --scenario measured.json && sluice simulate measured.json --schedule zb-h1\n\n"
-      "Reads timelines of ByteDance's StragglerAnalysis, folders of AMD Primus's pipeline logs (pp_rank_N.json), "
-      "Chrome "
-      "traces with other names of ops (--names), traces of sluice and of PyTorch's pipelining, and timers in logs of "
-      "Megatron-LM (--timing-log-level 2 --timing-log-option all), which name slow ranks only. It recognises the "
-      "schedule, replays every step with the measured durations, and prints the slowdown against ideal steps by "
-      "replica, rank and kind, and the causes by the time that a step saves without each.");
+      "Prints first what costs most seconds per step, with remedies and what a replay of the steps with each of them "
+      "gains.\n\n"
+      "Reads ops of pipelines: timelines of ByteDance's StragglerAnalysis, folders of AMD Primus's pipeline logs "
+      "(pp_rank_N.json), Chrome traces with other names of ops (--names), traces of sluice and of PyTorch's "
+      "pipelining. "
+      "It recognises the schedule, and prints the slowdown against ideal steps by replica, rank and kind.\n\n"
+      "Reads kernels: traces of PyTorch's profiler (Kineto), a file per rank, without ranges of a pipeline or with "
+      "--kernels. It prints compute, exposed and hidden communication, copies and idle time per rank, kernels by time, "
+      "and, with several ranks, the waits in collectives, sends and receives.\n\n"
+      "Reads logs of Megatron-LM with timers (--timing-log-level 2 --timing-log-option all), which name slow ranks "
+      "only.");
   command->group("Predict and plan");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto options = std::make_shared<AnalyzeOptions>();
@@ -131,15 +163,22 @@ Subcommand add_analyze_command(CLI::App& app, const std::vector<std::string>& ar
                    "GPUs of the job, for GPU hours, 1 to 1000000 (default: the recorded workers)")
       ->check(CLI::Range(1, 1000000));
   command
-      ->add_option("--layers", options->layers,
-                   "Layers of the model, 1 to 1000000, for the step with one layer less on the last stage "
-                   "(default: not set)")
+      ->add_option(
+          "--layers", options->layers,
+          "Layers of the model, 1 to 1000000, to name the layers to move and for the step with one layer less on the "
+          "last stage (default: not set)")
       ->check(CLI::Range(1, 1000000));
-  command->add_option("--top", options->top, "Number of causes, replicas and ranks to list, 1 to 1000000 (default 10)")
+  command
+      ->add_option("--top", options->top,
+                   "Number of causes, replicas, ranks and kernels to list, 1 to 1000000 (default 10)")
       ->check(CLI::Range(1, 1000000));
   command->add_flag("--all-steps", options->all_steps,
                     "Keep the first step even if it took over 1.5 times the median step, as warm-ups do");
-  command->add_flag("--json", options->json, "Print one JSON document (sluice.analysis/1)");
+  command->add_flag("--kernels", options->kernels,
+                    "Analyze the kernels of PyTorch traces even if these have ranges of a pipeline");
+  command->add_flag(
+      "--json", options->json,
+      "Print one JSON document (sluice.analysis/1; sluice.profile/1 for kernels, sluice.timers/1 for logs)");
   add_output(*command, "--heat-maps", options->heat_maps,
              "Write the times of the passes by rank, replica and step to an SVG file");
   add_output(*command, "--report", options->pictures.report,

@@ -21,6 +21,8 @@ constexpr double kMostCell = 28;
 constexpr double kLeastCell = 2;
 constexpr double kMapWidth = 900;
 constexpr double kStrongest = 0.25;  // the difference from 1 with the full colour
+constexpr int kBarCells = 21;        // odd, so that one is white
+constexpr double kBarCell = 12;
 constexpr Rgb kSlow{202, 44, 44};
 constexpr Rgb kFast{36, 98, 174};
 
@@ -45,7 +47,7 @@ double cell_size(const HeatMap& map) {
 }
 
 double height_of(const HeatMap& map) {
-  return 3 * kMargin + kTitleSize + kLabelSize + cell_size(map) * static_cast<double>(map.row_names.size());
+  return 3 * kMargin + kTitleSize + 2 * kLabelSize + cell_size(map) * static_cast<double>(map.row_names.size());
 }
 
 double labels_of(const HeatMap& map) {
@@ -58,7 +60,9 @@ void draw(Svg& svg, const HeatMap& map, double top) {
   const double cell = cell_size(map);
   const double left = kMargin + labels_of(map);
   svg.text(kMargin, top + kTitleSize, map.title, kTitleSize);
-  const double first = top + kTitleSize + kMargin + kLabelSize;
+  const double first = top + kTitleSize + kMargin + 2 * kLabelSize;
+  svg.text(left, first - kLabelSize - 8, map.columns, kLabelSize);
+  svg.text(kMargin, first - kLabelSize - 8, map.rows, kLabelSize);
   // Labels that fit: every n-th.
   const auto every = [&](double size) { return to_size(static_cast<int>(std::max(1.0, std::ceil(size / cell)))); };
   const std::size_t row_step = every(kLabelSize + 2);
@@ -80,6 +84,22 @@ void draw(Svg& svg, const HeatMap& map, double top) {
                           px(left + static_cast<double>(column) * cell), px(y), px(cell), px(cell), colour_of(value),
                           escaped_xml(fmt::format("{}, {} {}: {:.3f}", map.row_names[row], map.columns,
                                                   map.column_names[column], value))));
+    }
+  }
+}
+
+// The colours of ratios, with the ratios below them.
+void draw_colour_bar(Svg& svg, double top) {
+  svg.text(kMargin, top + kLabelSize, "time over the reference of the map; above 1 is slower", kLabelSize);
+  const double y = top + kLabelSize + 6;
+  for (int cell = 0; cell < kBarCells; ++cell) {
+    const double ratio = 1 + kStrongest * (2.0 * cell / (kBarCells - 1) - 1);
+    const double x = kMargin + (cell + 1) * kBarCell;
+    svg.rect(x, y, kBarCell, kBarCell, colour_of(ratio));
+    if (cell % 5 == 0) {
+      const char* const beyond = cell == 0 ? "\u2264 " : cell == kBarCells - 1 ? "\u2265 " : "";
+      svg.text(x + kBarCell / 2, y + kBarCell + kLabelSize + 2, fmt::format("{}{:.4g}", beyond, ratio), kLabelSize,
+               Svg::Anchor::middle);
     }
   }
 }
@@ -144,15 +164,15 @@ std::string heat_maps(const Analysis& analysis) {
                   2 * kMargin + text_width(map.title, kTitleSize)});
     height += height_of(map);
   }
-  const std::string key = "red: slower (full colour at 25 % and more), blue: faster";
-  width = std::max(width, 2 * kMargin + text_width(key, kLabelSize));
-  Svg svg(width, height + kMargin + kLabelSize, "Time of passes", "Heat maps of the time of passes by rank and step");
+  width = std::max(width, 2 * kMargin + (kBarCells + 2) * kBarCell);
+  Svg svg(width, height + 2 * kMargin + 2 * kLabelSize + kBarCell, "Time of passes",
+          "Heat maps of the time of passes by rank and step");
   double top = kMargin;
   for (const HeatMap& map : maps) {
     draw(svg, map, top);
     top += height_of(map);
   }
-  svg.text(kMargin, top + kLabelSize, key, kLabelSize);
+  draw_colour_bar(svg, top);
   return std::move(svg).take();
 }
 

@@ -262,6 +262,14 @@ std::string timers_text(const TimerAnalysis& analysis, std::size_t top) {
     fmt::format_to(std::back_inserter(out), format, std::forward<Args>(args)...);
     out += '\n';
   };
+  line("why an iteration takes {:.4f} s: {}", analysis.median_s,
+       analysis.causes.empty() ? "no cause found" : "causes by their excess");
+  for (std::size_t i = 0; i < std::min(top, analysis.causes.size()); ++i) {
+    const TimerCause& cause = analysis.causes[i];
+    line("  {:>8.4f} s/iteration  {:<11} {}", cause.excess_s, cause.kind, cause.what);
+  }
+  if (analysis.causes.size() > top) line("  and {} more (--top)", analysis.causes.size() - top);
+  out += '\n';
   line("Megatron-LM log: {} iterations, {} with timers{}", analysis.iterations, analysis.tables,
        analysis.pipeline_ranks > 1 ? fmt::format(", {} pipeline ranks", analysis.pipeline_ranks) : "");
   for (const std::string& note : analysis.notes) line("note: {}", note);
@@ -278,12 +286,6 @@ std::string timers_text(const TimerAnalysis& analysis, std::size_t top) {
       line("  {:<5} {:>5.1f} %", at, 100 * analysis.idle_fraction[at]);
     }
   }
-  line("\ncauses by their excess{}", analysis.causes.empty() ? ": none found" : "");
-  for (std::size_t i = 0; i < std::min(top, analysis.causes.size()); ++i) {
-    const TimerCause& cause = analysis.causes[i];
-    line("  {:>8.4f} s/iteration  {:<11} {}", cause.excess_s, cause.kind, cause.what);
-  }
-  if (analysis.causes.size() > top) line("  and {} more (--top)", analysis.causes.size() - top);
   return out;
 }
 

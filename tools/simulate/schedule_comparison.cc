@@ -63,7 +63,7 @@ OrderedJson row_of(const std::string& word, const Setup& setup, const Prediction
 }
 
 // Returns "4, 5x6, 2" for numbers of which several in a row are equal.
-std::string run_lengths(const OrderedJson& numbers) {
+std::string run_lengths_of(const OrderedJson& numbers) {
   std::vector<std::string> out;
   for (std::size_t i = 0, next = 0; i < numbers.size(); i = next) {
     while (next < numbers.size() && numbers[next] == numbers[i]) ++next;
@@ -89,7 +89,7 @@ std::string parameters_of(const OrderedJson& row, const auto& shown) {
   };
   add("chunks", counted(row.value("chunks", 0), "chunk", "s"));
   add("slices", counted(row.value("slices", 0), "slice", "s"));
-  add("layers_per_stage", "layers " + run_lengths(row.value("layers_per_stage", OrderedJson::array())));
+  add("layers_per_stage", "layers " + run_lengths_of(row.value("layers_per_stage", OrderedJson::array())));
   return fmt::format("{}", fmt::join(out, ", "));
 }
 

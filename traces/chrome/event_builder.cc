@@ -51,6 +51,9 @@ void EventBuilder::text(std::string_view value) {
     case Place::args:
       if (key_ == "cause") event_.cause = value;
       if (key_ == "name") event_.args_name = value;
+      if (key_ == "Collective name") event_.collective.name = value;
+      if (key_ == "Process Group Name") event_.collective.group = value;
+      if (key_ == "Process Group Ranks") event_.collective.ranks = value;
       break;
     case Place::root:
     case Place::sluice:
@@ -143,10 +146,13 @@ EventBuilder::Place EventBuilder::place_of_object() const {
 // Keeps the memory of the strings of the last event.
 void EventBuilder::start_event() {
   event_.number = num_events_++;
-  for (std::string* text : {&event_.phase, &event_.category, &event_.name, &event_.cause, &event_.args_name}) {
+  for (std::string* text : {&event_.phase, &event_.category, &event_.name, &event_.cause, &event_.args_name,
+                            &event_.collective.name, &event_.collective.group, &event_.collective.ranks}) {
     text->clear();
   }
   event_.pid = event_.tid = event_.step = event_.model_chunk = event_.mb_id = event_.bytes = event_.correlation = -1;
+  CollectiveArgs& collective = event_.collective;
+  collective.number = collective.size = collective.source = collective.destination = collective.external_id = -1;
   event_.start = event_.duration = std::nullopt;
   event_.op = event_.with = {};
   event_.values.clear();
@@ -200,6 +206,11 @@ void EventBuilder::args_whole(std::int64_t value) {
   if (key_ == "correlation") event_.correlation = value;
   if (key_ == "model_chunk") event_.model_chunk = value;
   if (key_ == "mb_id") event_.mb_id = value;
+  if (key_ == "External id") event_.collective.external_id = value;
+  if (key_ == "Seq") event_.collective.number = value;
+  if (key_ == "Group size") event_.collective.size = value;
+  if (key_ == "Src Rank") event_.collective.source = value;
+  if (key_ == "Dst Rank") event_.collective.destination = value;
   op_whole(event_.op, value);
 }
 

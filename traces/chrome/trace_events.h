@@ -25,6 +25,18 @@ struct EventOp {
   std::int64_t slice = -1;
 };
 
+// What args of PyTorch's profiler tell of a collective, or of a send or receive; empty or -1 for missing values.
+struct CollectiveArgs {
+  std::string name;               // "Collective name"
+  std::string group;              // "Process Group Name"
+  std::string ranks;              // "Process Group Ranks"
+  std::int64_t number = -1;       // "Seq"
+  std::int64_t size = -1;         // "Group size"
+  std::int64_t source = -1;       // "Src Rank"
+  std::int64_t destination = -1;  // "Dst Rank"
+  std::int64_t external_id = -1;  // "External id", also of other ops
+};
+
 // The fields of a Chrome trace event that Sluice reads. Ids that are not integers are -1.
 struct TraceEvent {
   std::int64_t number = 0;  // index in the file, from 0
@@ -42,6 +54,7 @@ struct TraceEvent {
   std::int64_t mb_id = -1;                                   // from args, likewise: the microbatch
   std::int64_t bytes = -1;                                   // from args
   std::int64_t correlation = -1;                             // from args: of a launch and what it launched
+  CollectiveArgs collective;                                 // from args
   std::string cause;                                         // from args
   std::string args_name;                                     // from args of metadata: `name`
   std::vector<std::pair<std::string, std::int64_t>> values;  // for a counter: its integer args

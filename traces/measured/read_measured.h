@@ -5,11 +5,16 @@
 
 #include "traces/measured/measured_run.h"
 #include "traces/measured/named_ops.h"
+#include "traces/profile/gpu_trace.h"
 
 namespace sluice::traces {
 
 struct MeasuredReadOptions {
   const NameMap* names = nullptr;  // of the ops in Chrome traces; null: those of ByteDance's timelines
+  // Not null: receives the GPUs of traces of PyTorch's profiler that have kernels but no ops of a pipeline, in which
+  // case the run is empty.
+  std::vector<GpuTrace>* profile = nullptr;
+  bool kernels = false;  // with `profile`: also where there are ops of a pipeline
 };
 
 // Reads measured steps from files (trace_files): a folder of Primus's pipeline logs; a Chrome trace whose ops have the

@@ -8,7 +8,7 @@
 
 #include "model/median.h"
 #include "model/to_size.h"
-#include "traces/measured/replay.h"
+#include "traces/replay/replay.h"
 
 namespace sluice::traces {
 namespace {

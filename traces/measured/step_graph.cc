@@ -97,7 +97,7 @@ class GraphBuilder {
     };
     for (std::size_t i = 0; i < passes.size(); ++i) place_[to_size(passes[i])] = static_cast<std::int32_t>(i);
     chain(passes);
-    if (rule_ == ReceiveRule::published && !run_.estimated_transfers) {
+    if (rule_ == ReceiveRule::early && !run_.estimated_transfers) {
       for (int kind = 0; kind < kNumMeasuredKinds; ++kind) {
         if (is_pipeline_transfer(static_cast<MeasuredKind>(kind))) chain(by_kind[to_size(kind)]);
       }
@@ -108,7 +108,7 @@ class GraphBuilder {
       match(passes, of(MeasuredKind::forward_receive), of(MeasuredKind::forward_send), true);
       match(passes, of(MeasuredKind::backward_receive), of(MeasuredKind::backward_send), false);
     }
-    if (rule_ == ReceiveRule::published && !run_.estimated_transfers) {
+    if (rule_ == ReceiveRule::early && !run_.estimated_transfers) {
       hold_first_backward_transfers(passes, of(MeasuredKind::backward_send), of(MeasuredKind::backward_receive));
     }
     add_collectives(passes, of);
@@ -200,7 +200,7 @@ class GraphBuilder {
 
   // Transfers of a link run in order, unless they overlapped; those of different links do not wait for each other.
   void follow(std::map<int, std::int32_t>& last, int link, std::int32_t transfer) {
-    if (rule_ == ReceiveRule::published) return;
+    if (rule_ == ReceiveRule::early) return;
     const auto [found, is_new] = last.try_emplace(link, transfer);
     if (is_new) return;
     const std::int32_t before = std::exchange(found->second, transfer);
@@ -252,7 +252,7 @@ class GraphBuilder {
       need(pass, receives[i]);
       receive_of_[to_size(pass)] = receives[i];
       follow(last, passes_.rank_before(at(pass)), receives[i]);
-      if (rule_ == ReceiveRule::published) {
+      if (rule_ == ReceiveRule::early) {
         const std::int32_t self = place_in_kind_[to_size(pass)];
         if (self > 0) need(receives[i], own[to_size(self - 1)]);
         continue;
@@ -338,7 +338,7 @@ class GraphBuilder {
 
   // Whether gradient scatters start among the passes.
   bool follows_backwards(const std::vector<std::int32_t>& passes, const std::vector<std::int32_t>& scatters) const {
-    if (rule_ == ReceiveRule::published || scatters.empty()) return overlapped_;
+    if (rule_ == ReceiveRule::early || scatters.empty()) return overlapped_;
     return at(scatters.front()).start + kSameTime < at(passes.back()).end;
   }
 
@@ -346,7 +346,7 @@ class GraphBuilder {
     std::vector<char> done(to_size(run_.chunks), 0);
     for (const std::int32_t scatter : scatters) {
       char& seen = done[to_size(at(scatter).chunk)];
-      if (rule_ == ReceiveRule::published && std::exchange(seen, 1) != 0) continue;
+      if (rule_ == ReceiveRule::early && std::exchange(seen, 1) != 0) continue;
       std::int32_t last = kNoOp;
       for (const std::int32_t pass : passes) {
         if (rule_ == ReceiveRule::observed && at(pass).end > at(scatter).start + kSameTime) break;

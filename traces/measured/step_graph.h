@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "traces/measured/measured_run.h"
+#include "traces/replay/replay.h"
 
 namespace sluice::traces {
 
@@ -13,30 +14,20 @@ namespace sluice::traces {
 enum class ReceiveRule : std::uint8_t {
   // After the previous pass of its kind on its rank; the first receive of gradients also after the second last forward
   // before it. The rule of StragglerAnalysis (Lin et al., OSDI 2025), for its figures.
-  published,
+  early,
   // After the last pass that had ended when it started.
   observed,
 };
 
-// The dependencies between the ops of one step on all workers. Ops that communicate with each other form a group: its
-// transfer starts when the last of them is ready. Positions are those of `ops`, in which groups are contiguous and in
-// topological order.
+// The dependencies between the ops of one step on all workers. Positions are those of `ops`.
 //
 // Passes of a worker run in the order of their starts, transfers of a link and kind likewise (by the observed rule,
 // unless they overlapped). A pass follows its receive, and a receive or a pass without one follows the pass of the
 // neighbouring stage; sends follow their pass. The parameter gather precedes the first forward of its chunk. After the
 // last pass follow, where they exist, garbage collection, the reductions, clipping and the optimizer, in this order;
 // gradient scatters follow the last backward of their chunk if separate reductions show that they overlap with passes.
-struct StepGraph {
-  std::vector<const MeasuredOp*> ops;     // by position
-  std::vector<std::int32_t> group_begin;  // the first position of each group; one more at the end
-  std::vector<std::int32_t> need_begin;   // the first entry of `needs` of each position; one more at the end
-  std::vector<std::int32_t> needs;        // positions
-  // ns, by position: without waiting for the others of its group. Down to -10 ms by the published rule where clocks
-  // differ; by the observed rule, never below 0.
-  std::vector<double> transfer;
-  // ns, by position: from the last end of what its group needs to the last start in its group; never below 0.
-  std::vector<double> delay;
+struct StepGraph : ReplayGraph {
+  std::vector<const MeasuredOp*> ops;  // by position
 
   std::size_t size() const { return ops.size(); }
 };
