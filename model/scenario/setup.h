@@ -14,7 +14,8 @@
 namespace sluice::model {
 
 // Returns the schedule of a scenario: of a family, or read from a file, which must then agree with the scenario's
-// sizes. With documents, its microbatches are those of the first replica. Throws InputError, or ScheduleError for an invalid file.
+// sizes. With documents, its microbatches are those of the first replica. Throws InputError, or ScheduleError for an
+// invalid file.
 Schedule make_schedule(const Scenario& scenario);
 
 // Parses `text`, the contents of the schedule file that the scenario names: CSV if the name ends in .csv, otherwise
