@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "model/errors.h"
+#include "model/input/protected_files.h"
 #include "traces/chrome/trace_events.h"
 #include "traces/read/kineto.h"
 #include "traces/read/row_causes.h"
@@ -161,9 +162,7 @@ TraceRun run_of(std::size_t num_files, const TraceReadOptions& options, Next&& n
   return with_causes(kineto_run(std::move(ranks), options), options, first);
 }
 
-}  // namespace
-
-std::vector<std::string> trace_files(const std::string& argument) {
+std::vector<std::string> named_files(const std::string& argument) {
   std::error_code error;
   if (fs::is_directory(argument, error)) return files_of(argument);
   if (fs::exists(argument, error) || argument.find(',') == std::string::npos) return {argument};
@@ -176,6 +175,15 @@ std::vector<std::string> trace_files(const std::string& argument) {
     }
     begin = end + 1;
   }
+  return files;
+}
+
+}  // namespace
+
+std::vector<std::string> trace_files(const std::string& argument) {
+  std::vector<std::string> files = named_files(argument);
+  // All of them, before one that cannot be read ends the command.
+  for (const std::string& file : files) note_input(file);
   return files;
 }
 
