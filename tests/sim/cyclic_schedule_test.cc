@@ -51,7 +51,7 @@ PlacedProblem chunked(Placement placement, int p, int m, int hop, std::int64_t l
   return out;
 }
 
-// Issue 34: found and proven by a constraint solver (CP-SAT 9).
+// Periods for which a constraint solver finds a schedule. With one less, it found none.
 TEST(CyclicSchedule, FindsThePeriodsThatAConstraintSolverFinds) {
   const std::vector<std::tuple<int, int, int, int, std::int64_t>> cases = {
       {8, 2, 12, 1, 30}, {8, 2, 10, 1, 32}, {8, 2, 8, 1, 41}, {8, 1, 8, 1, 37}, {4, 1, 4, 1, 38}, {4, 1, 4, 2, 73}};
