@@ -175,7 +175,8 @@ class Place {
       const std::optional<CyclicProblem> cyclic = cyclic_problem(problem(), microbatches);
       if (!cyclic) return;
       const std::int64_t left = std::clamp<std::int64_t>(allowance_->left(), 0, kPeriodSteps / kStepsPerEvaluation);
-      CyclicSchedule schedule = least_period(*cyclic, left * kStepsPerEvaluation);
+      CyclicSchedule schedule =
+          least_period(*cyclic, SearchSteps(left * kStepsPerEvaluation, [this] { return allowance_->is_late(); }));
       const bool simple = schedule.period == cyclic->simple_bound();
       periodics_.push_back({*cyclic, std::move(schedule)});
       if (simple) return;

@@ -20,13 +20,8 @@ struct Pattern {
 // Enumerates the patterns of a rank with a given period that keep its limit.
 class RankPatterns {
  public:
-  RankPatterns(const CyclicProblem& problem, int rank, std::int64_t period, std::int64_t& steps, std::int64_t most)
-      : problem_(problem),
-        ops_(problem.of_rank[rank]),
-        limit_(problem.limit[rank]),
-        period_(period),
-        steps_(steps),
-        most_(most) {}
+  RankPatterns(const CyclicProblem& problem, int rank, std::int64_t period, SearchSteps& steps)
+      : problem_(problem), ops_(problem.of_rank[rank]), limit_(problem.limit[rank]), period_(period), steps_(steps) {}
 
   // `open`: indices of the ops of the rank among which bounds matter. The patterns have no bounds that others include.
   std::vector<Pattern> run(const Zone& bounds, const std::vector<std::size_t>& open) {
@@ -63,12 +58,12 @@ class RankPatterns {
   }
 
   bool choose(Zone& zone, std::size_t a, std::size_t b, std::int64_t laps) {
-    ++steps_;
+    steps_.spend(1);
     return zone.tighten(a, b, laps * period_ + duration(a)) && zone.tighten(b, a, duration(b) - (laps + 1) * period_);
   }
 
   void branch(Zone zone) {
-    if (steps_ > most_) return;
+    if (steps_.exhausted()) return;
     std::array<std::size_t, 2> pair{};
     Range choices{0, 0};
     for (bool changed = true; changed;) {
@@ -99,7 +94,7 @@ class RankPatterns {
 
   void keep(const Zone& zone) {
     Zone visible = zone.projected(*open_);
-    steps_ += std::ssize(found_) / 8;
+    steps_.spend(std::ssize(found_) / 8);
     if (std::any_of(found_.begin(), found_.end(), [&](const Pattern& of) { return of.zone.includes(visible); })) return;
     std::erase_if(found_, [&](const Pattern& of) { return visible.includes(of.zone); });
     Pattern& pattern = found_.emplace_back(Pattern{std::move(visible), {}});
@@ -112,8 +107,7 @@ class RankPatterns {
   const std::vector<std::size_t>& ops_;
   std::int64_t limit_;
   std::int64_t period_;
-  std::int64_t& steps_;
-  std::int64_t most_;
+  SearchSteps& steps_;
   const std::vector<std::size_t>* open_ = nullptr;
   std::vector<Pattern> found_;
 };
@@ -121,13 +115,13 @@ class RankPatterns {
 // Joins the patterns of all ranks with one period.
 class PeriodSearch {
  public:
-  PeriodSearch(const CyclicProblem& problem, std::int64_t period, std::int64_t& steps, std::int64_t most_steps)
-      : problem_(problem), period_(period), steps_(steps), most_(most_steps), bounds_(problem.bounds(period)) {
+  PeriodSearch(const CyclicProblem& problem, std::int64_t period, SearchSteps& steps)
+      : problem_(problem), period_(period), steps_(steps), bounds_(problem.bounds(period)) {
     const std::int64_t n = std::ssize(problem.ops);
-    steps_ += n * n * n / 64;
+    steps_.spend(n * n * n / 64);
   }
 
-  bool exhausted() const { return steps_ > most_; }
+  bool exhausted() const { return steps_.exhausted(); }
 
   // Returns the laps of each rank of a schedule; nothing if there is none, or if the steps are exhausted.
   std::optional<std::vector<std::vector<std::int64_t>>> run() {
@@ -135,7 +129,7 @@ class PeriodSearch {
     std::vector<std::size_t> live;
     for (int rank = 0; rank < problem_.num_ranks; ++rank) {
       const std::vector<std::size_t> open = open_of(rank);
-      patterns_.push_back(RankPatterns(problem_, rank, period_, steps_, most_).run(*bounds_, open));
+      patterns_.push_back(RankPatterns(problem_, rank, period_, steps_).run(*bounds_, open));
       std::vector<std::size_t> next = live_after(rank);
       levels_.push_back(joined(live, next, rank));
       if (exhausted() || levels_.back().empty()) return std::nullopt;
@@ -208,7 +202,7 @@ class PeriodSearch {
       if (!base.close()) continue;
       base = base.projected(kept);
       for (std::size_t i = 0; i < patterns_[rank].size() && !exhausted(); ++i) {
-        steps_ += 2;
+        steps_.spend(2);
         Zone zone = base;
         raise_all(zone, patterns_[rank][i].zone);
         if (zone.close()) keep({zone.projected(shown), b, i}, after);
@@ -225,7 +219,7 @@ class PeriodSearch {
   }
 
   void keep(State state, std::vector<State>& states) {
-    steps_ += std::ssize(states) / 8;
+    steps_.spend(std::ssize(states) / 8);
     const auto covers = [&](const State& of) { return of.zone.includes(state.zone); };
     if (std::any_of(states.begin(), states.end(), covers)) return;
     std::erase_if(states, [&](const State& of) { return state.zone.includes(of.zone); });
@@ -234,8 +228,7 @@ class PeriodSearch {
 
   const CyclicProblem& problem_;
   std::int64_t period_;
-  std::int64_t& steps_;
-  std::int64_t most_;
+  SearchSteps& steps_;
   std::optional<Zone> bounds_;
   std::vector<std::vector<Pattern>> patterns_;  // by rank
   std::vector<std::vector<State>> levels_;      // by rank
@@ -281,12 +274,12 @@ std::vector<std::int64_t> starts_of(const CyclicProblem& problem, const Laps& la
 
 }  // namespace
 
-CyclicSchedule least_period(const CyclicProblem& problem, std::int64_t steps) {
+CyclicSchedule least_period(const CyclicProblem& problem, SearchSteps steps) {
   CyclicSchedule out{.microbatches = problem.microbatches, .bound = problem.simple_bound()};
   std::int64_t next = out.bound;
   std::int64_t ahead = std::max<std::int64_t>(1, out.bound / 64);
   while (!out.proven()) {
-    PeriodSearch search(problem, next, out.steps, steps);
+    PeriodSearch search(problem, next, steps);
     const std::optional<Laps> laps = search.run();
     if (search.exhausted()) break;
     if (laps) {

@@ -57,7 +57,7 @@ TEST(CyclicSchedule, FindsThePeriodsThatAConstraintSolverFinds) {
       {8, 2, 12, 1, 30}, {8, 2, 10, 1, 32}, {8, 2, 8, 1, 41}, {8, 1, 8, 1, 37}, {4, 1, 4, 1, 38}, {4, 1, 4, 2, 73}};
   for (const auto& [p, hop, limit, microbatches, period] : cases) {
     const auto problem = sim::cyclic_problem(chunked(Placement::v, p, 32, hop, limit), microbatches);
-    const CyclicSchedule found = sim::least_period(*problem, 4'000'000);
+    const CyclicSchedule found = sim::least_period(*problem, SearchSteps(4'000'000));
     EXPECT_EQ(found.period, period);
     EXPECT_EQ(found.bound, period);
   }
@@ -176,7 +176,7 @@ TEST(CyclicSchedule, EqualsAnExhaustiveSearch) {
     SCOPED_TRACE(i);
     const PlacedProblem problem = tiny(random);
     const auto cyclic = sim::cyclic_problem(problem, 1);
-    const CyclicSchedule found = sim::least_period(*cyclic, 1'000'000);
+    const CyclicSchedule found = sim::least_period(*cyclic, SearchSteps(1'000'000));
     ASSERT_TRUE(found.proven());
     EXPECT_TRUE(AllStarts(problem, found.period).exist());
     EXPECT_FALSE(AllStarts(problem, found.period - 1).exist());
