@@ -10,6 +10,7 @@
 #include "model/to_size.h"
 #include "sim/engine/parallel.h"
 #include "sim/planner/auto_bounds.h"
+#include "sim/planner/cyclic_schedule.h"
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"
 #include "sim/planner/order_stretch.h"
@@ -24,7 +25,9 @@ constexpr std::size_t kMostElite = 6;  // per placement
 constexpr std::int64_t kSearches = 2;  // concurrently, independent of the number of cores, for equal results on all
 constexpr std::int64_t kFirstMoves = 2000;
 constexpr std::int64_t kMostMoves = 400'000;
-constexpr std::int64_t kSpare = 8;  // evaluations of the searches of a generation besides their moves
+constexpr std::int64_t kSpare = 8;                // evaluations of the searches of a generation besides their moves
+constexpr std::int64_t kPeriodSteps = 4'000'000;  // of the search for one period, about a second
+constexpr std::int64_t kStepsPerEvaluation = 16;  // for small limits of evaluations
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
 
 // What is left for a search.
@@ -49,11 +52,35 @@ class Allowance {
   std::int64_t left_;  // evaluations
 };
 
+// A schedule that repeats its microbatches.
+struct Periodic {
+  CyclicProblem problem;
+  CyclicSchedule schedule;
+};
+
 struct Candidate {
   std::int64_t makespan = kNever;  // by OrderTimes
   Orders orders;
   std::string found_by;
 };
+
+// A lower bound of the makespan if each op starts one period, at least `period`, after the same op of the microbatch
+// before: the last microbatch starts m - 1 periods after the first. 0 unless m is twice the microbatches that a limit
+// allows: only then do the ops of one microbatch on a rank span m periods at most, so that an infinite repetition has
+// no conflict that these microbatches have not, and no period can be smaller. (They span the lifetimes of the first
+// stage's activations and of another's, and a limit of n microbatches bounds each lifetime by n periods.)
+std::int64_t periodic_bound(const PlacedProblem& problem, std::int64_t period) {
+  PlacedProblem one = problem;
+  one.num_microbatches = 1;
+  const OpTable table(one);
+  for (int stage = 0; stage < table.stages; ++stage) {
+    const OpKind last = problem.may_split ? OpKind::W : OpKind::B;
+    const std::int64_t held = std::min(table.rows[table.id(OpKind::F, stage, 0, 0)].keeps,  // until I; until the end
+                                       -table.rows[table.id(last, stage, 0, 0)].keeps);
+    if (held <= 0 || 2 * (problem.limit[table.rank_of[stage]] / held) > problem.num_microbatches) return 0;
+  }
+  return (problem.num_microbatches - 1) * period + auto_bounds(one, table).makespan;
+}
 
 // The rules to try, in order.
 std::vector<ListRules> grid(const PlacedProblem& problem) {
@@ -141,6 +168,34 @@ class Place {
     }
   }
 
+  // Searches for the least periods. Two microbatches per period are tried where one needs more than the simple bound.
+  void find_periods() {
+    for (const int microbatches : {1, 2}) {
+      if (allowance_->is_late() || microbatches > problem().num_microbatches) return;
+      const std::optional<CyclicProblem> cyclic = cyclic_problem(problem(), microbatches);
+      if (!cyclic) return;
+      const std::int64_t left = std::clamp<std::int64_t>(allowance_->left(), 0, kPeriodSteps / kStepsPerEvaluation);
+      CyclicSchedule schedule =
+          least_period(*cyclic, SearchSteps(left * kStepsPerEvaluation, [this] { return allowance_->is_late(); }));
+      const bool simple = schedule.period == cyclic->simple_bound();
+      periodics_.push_back({*cyclic, std::move(schedule)});
+      if (simple) return;
+    }
+  }
+  const std::vector<Periodic>& periodics() const { return periodics_; }
+
+  // Starts from schedules that `find_periods` found for this problem with any number of microbatches.
+  void start_periodically(const std::vector<Periodic>& periodics) {
+    OrderTimes times(problem(), table());
+    for (const Periodic& periodic : periodics) {
+      if (periodic.schedule.period == 0 || allowance_->is_spent() || allowance_->is_overdue()) continue;
+      Orders orders = unrolled(periodic.problem, periodic.schedule, table());
+      if (!keeps_limits(problem(), table(), orders)) continue;
+      const std::int64_t makespan = timed(times, orders);
+      offer({makespan, std::move(orders), "periodic schedule"});
+    }
+  }
+
   // Repeats list scheduling with the best rules so far and random noise.
   void start_again(unsigned seed) {
     OrderTimes times(problem(), table());
@@ -206,6 +261,7 @@ class Place {
   AutoBounds bounds_;
   std::int64_t least_;
   std::vector<Candidate> elite_;  // fastest first
+  std::vector<Periodic> periodics_;
   ListRules best_rules_;
   std::int64_t best_listed_ = kNever;
 };
@@ -237,12 +293,14 @@ class AutoScheduler {
     if (!result_) throw DoesNotFit("automatic schedule: no schedule was found that fits in the memory of all ranks");
     result_->first_makespan = result_->makespan;
     result_->first_seconds = allowance_.elapsed();
+    start_periodically();
     search();
     const AutoEnd end = ended_by();
     settle();
     result_->ended_by = end;
     result_->seconds = allowance_.elapsed();
     result_->evaluations = allowance_.used();
+    result_->periodic = periodic_bounds();
     return std::move(*result_);
   }
 
@@ -344,6 +402,27 @@ class AutoScheduler {
     }
   }
 
+  void start_periodically() {
+    for (Place& place : places_) {
+      if (best() <= lower_bound_) return;
+      place.find_periods();
+      if (place.least() < best()) place.start_periodically(place.periodics());
+    }
+  }
+
+  std::optional<PeriodicBounds> periodic_bounds() const {
+    PeriodicBounds out{.period_bound = Duration::max(), .period = Duration{}, .makespan_bound = Duration::max()};
+    for (const Place& place : places_) {
+      if (place.periodics().empty()) return std::nullopt;
+      const Periodic& of = place.periodics().front();
+      const Duration period(of.schedule.period);
+      out.period_bound = std::min(out.period_bound, Duration(of.schedule.bound));
+      out.makespan_bound = std::min(out.makespan_bound, Duration(periodic_bound(place.problem(), of.schedule.bound)));
+      if (period > Duration{} && (out.period == Duration{} || period < out.period)) out.period = period;
+    }
+    return out;
+  }
+
   // Starts places with few microbatches, and stretches their best orders.
   void start_shorter() {
     shorter_.resize(places_.size());
@@ -353,6 +432,7 @@ class AutoScheduler {
       if (!placement) continue;
       shorter_[i].emplace(std::move(*placement), allowance_);
       shorter_[i]->start();
+      shorter_[i]->start_periodically(places_[i].periodics());
       places_[i].stretch(*shorter_[i]);
     }
   }

@@ -41,13 +41,21 @@ struct AutoOptions {
 enum class AutoEnd : std::uint8_t { bound, no_improvement, evaluations, time, interrupt };
 std::string_view name_of(AutoEnd end);
 
+// What is proven of schedules that repeat every microbatch, over all placements. Other schedules may be faster.
+struct PeriodicBounds {
+  Duration period_bound{};    // no time per microbatch is smaller
+  Duration period{};          // the smallest one found; 0: none
+  Duration makespan_bound{};  // if each op starts one period after the same op of the microbatch before; 0: not known
+};
+
 struct AutoResult {
   Schedule schedule;  // that of a family if no faster one was found
   Duration makespan{};
   Duration lower_bound{};  // over all schedules with one of the placements, under their limits
   std::string placement;
-  std::string found_by;     // "list scheduling", "search", or a family
-  std::string best_family;  // the fastest one within the limits; empty if there is none
+  std::optional<PeriodicBounds> periodic;  // nothing if a placement has costs or limits that are not modeled
+  std::string found_by;                    // "list scheduling", "periodic schedule", "search", or a family
+  std::string best_family;                 // the fastest one within the limits; empty if there is none
   Duration best_family_makespan{};
   Duration first_makespan{};  // of the first result, before search
   double first_seconds = 0;
@@ -67,10 +75,10 @@ struct AutoResult {
 std::vector<std::pair<std::string, Schedule>> families_of(
     const PlacedProblem& problem, const std::function<bool()>& stop = [] { return false; });
 
-// Searches for the fastest schedule. Starts from the families and from list scheduling with many rules; improves the
-// most promising ones (OrderSearch) until a limit or the lower bound is reached. `judge` selects among the best
-// of them; by default it is the simulator with the problem's own prices and limits. Throws InputError as `check`,
-// DoesNotFit if no placement has a schedule within the limits.
+// Searches for the fastest schedule. Starts from the families, from list scheduling with many rules and from schedules
+// with the least period; improves the most promising ones (OrderSearch) until a limit or the lower bound is reached.
+// `judge` selects among the best of them; by default it is the simulator with the problem's own prices and limits.
+// Throws InputError as `check`, DoesNotFit if no placement has a schedule within the limits.
 AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOptions& options = {},
                          const ScheduleJudge& judge = {});
 

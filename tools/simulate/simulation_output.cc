@@ -119,6 +119,13 @@ OrderedJson automatic_json(const AutoResult& automatic) {
                      {"seconds", automatic.seconds},
                      {"evaluations", automatic.evaluations},
                      {"ended_by", name_of(automatic.ended_by)}};
+  if (const auto& periodic = automatic.periodic) {
+    const auto known = [](Duration time) { return time > Duration{} ? OrderedJson(time) : OrderedJson(nullptr); };
+    out["periodic"] = {{"repeats", 1},
+                       {"period_lower_bound_s", periodic->period_bound},
+                       {"period_s", known(periodic->period)},
+                       {"lower_bound_s", known(periodic->makespan_bound)}};
+  }
   if (!automatic.best_family.empty()) {
     out["best_family"] = automatic.best_family;
     out["best_family_makespan_s"] = automatic.best_family_makespan;
@@ -514,6 +521,12 @@ std::string automatic_line(const AutoResult& automatic) {
              : filled("; {gap:.2%} above the lower bound {lower_bound_s:t}", values);
   if (automatic.best_family != automatic.found_by) {
     out += filled("[; best family {best_family} {best_family_makespan_s:t}]", values);
+  }
+  if (automatic.periodic) {
+    const OrderedJson& periodic = values.at("periodic");
+    out +=
+        filled("; schedules that repeat every microbatch: at least {period_lower_bound_s:t} per microbatch", periodic);
+    if (automatic.periodic->period == automatic.periodic->period_bound) out += ", which one reaches";
   }
   out += filled("; found in {seconds:.1f} s", values);
   if (automatic.ended_by == AutoEnd::time) {

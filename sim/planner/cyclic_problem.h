@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "sim/planner/cyclic_zone.h"
+#include "sim/planner/placed_problem.h"
+
+namespace sluice::sim {
+
+// The ops that a schedule repeats every period, which are those of one or more microbatches. Times are in nanoseconds.
+struct CyclicProblem {
+  struct CyclicOp {
+    OpKind kind = OpKind::F;
+    int stage = 0;
+    int microbatch = 0;  // of the period
+    int rank = 0;
+    std::int64_t duration = 0;
+    std::int64_t takes = 0;  // as in OpTable
+    std::int64_t keeps = 0;
+  };
+  // The minimal time from the start of an op to that of another, which is of an earlier period if `periods` is
+  // negative.
+  struct Delay {
+    std::size_t from = 0;
+    std::size_t to = 0;
+    std::int64_t least = 0;
+    std::int64_t periods = 0;
+  };
+
+  int microbatches = 1;  // per period
+  int num_ranks = 1;
+  std::vector<CyclicOp> ops;
+  std::vector<Delay> delays;
+  std::vector<std::vector<std::size_t>> of_rank;   // ops, by rank
+  std::vector<std::vector<std::size_t>> of_stage;  // F, I (or B), W (if split), by stage and microbatch
+  std::vector<std::int64_t> limit;                 // by rank
+
+  // Bounds between the starts in every schedule with this period; nothing if they show that there is none. They include
+  // those of the time for which results are held: the mean of the bytes held is at most the limit (Little's law).
+  std::optional<Zone> bounds(std::int64_t period) const;
+  // The largest work of a rank, or what it holds for the shortest time, per byte of its limit: no period is below.
+  std::int64_t simple_bound() const;
+
+ private:
+  // Bytes times nanoseconds, which exceed 64 bits.
+  __extension__ using Integral = __int128;
+  // Of a period: what the results of a rank leave free if they are held as briefly as possible.
+  Integral room(int rank, const Zone& zone, std::int64_t period) const;
+  void bound_lifetimes(std::int64_t period, Zone& zone) const;
+};
+
+// The cyclic problem with `microbatches` per period. Transfers delay their readers, but do not wait for each other.
+// Returns nothing for what is not modeled: slices, joint blocks that save time, transfers that block, limits above 256
+// microbatches, more than 128 stages, an op without duration, and a choice between split and whole backwards of which
+// neither is always best.
+std::optional<CyclicProblem> cyclic_problem(const PlacedProblem& problem, int microbatches);
+
+}  // namespace sluice::sim

@@ -1,0 +1,189 @@
+#include "sim/planner/cyclic_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <tuple>
+
+#include "model/to_size.h"
+#include "sim/planner/auto_schedule.h"
+#include "sim/planner/order_times.h"
+
+namespace sluice::test {
+namespace {
+
+using sim::CyclicSchedule;
+using sim::PlacedProblem;
+
+enum class Placement : std::uint8_t { linear, looped, v };
+
+std::vector<int> ranks_of_stages(Placement placement, int p) {
+  std::vector<int> out;
+  for (int r = 0; r < p; ++r) out.push_back(r);
+  for (int r = 0; r < p && placement != Placement::linear; ++r)
+    out.push_back(placement == Placement::v ? p - 1 - r : r);
+  return out;
+}
+
+// Each stage takes 5, 6 and 4, and holds one unit until its W.
+PlacedProblem chunked(Placement placement, int p, int m, int hop, std::int64_t limit) {
+  PlacedProblem out;
+  out.rank_of = ranks_of_stages(placement, p);
+  out.num_ranks = p;
+  out.num_microbatches = m;
+  out.shape.slice_lengths = {1};
+  const int stages = out.num_stages();
+  out.times.assign(stages, {.forward = Duration(5),
+                            .input_gradient = Duration(6),
+                            .weight_gradient = Duration(4),
+                            .backward = Duration(10)});
+  out.bytes.assign(stages, {.activations_to_weight_gradient = 1});
+  out.limit.assign(p, limit);
+  out.after.assign(p, Duration{});
+  const auto latency = [&](int stage, int other) {
+    return Duration(other >= 0 && other < stages && out.rank_of[stage] != out.rank_of[other] ? hop : 0);
+  };
+  for (int stage = 0; stage < stages; ++stage) {
+    out.forward_hop.push_back(latency(stage, stage + 1));
+    out.backward_hop.push_back(latency(stage, stage - 1));
+  }
+  return out;
+}
+
+// Periods for which a constraint solver finds a schedule. With one less, it found none.
+TEST(CyclicSchedule, FindsThePeriodsThatAConstraintSolverFinds) {
+  const std::vector<std::tuple<int, int, int, int, std::int64_t>> cases = {
+      {8, 2, 12, 1, 30}, {8, 2, 10, 1, 32}, {8, 2, 8, 1, 41}, {8, 1, 8, 1, 37}, {4, 1, 4, 1, 38}, {4, 1, 4, 2, 73}};
+  for (const auto& [p, hop, limit, microbatches, period] : cases) {
+    const auto problem = sim::cyclic_problem(chunked(Placement::v, p, 32, hop, limit), microbatches);
+    const CyclicSchedule found = sim::least_period(*problem, SearchSteps(4'000'000));
+    EXPECT_EQ(found.period, period);
+    EXPECT_EQ(found.bound, period);
+  }
+}
+
+// Whether a schedule with this period exists: tries all integer starts. Shares no code with the search.
+class AllStarts {
+ public:
+  AllStarts(const PlacedProblem& problem, std::int64_t period) : problem_(problem), period_(period) {
+    const int stages = problem.num_stages();
+    for (int s = 0; s < stages; ++s) {
+      add(s, problem.times[s].forward, s - 1, s > 0 ? problem.forward_hop[s - 1] : Duration{});
+    }
+    for (int s = stages - 1; s >= 0; --s) {
+      const bool last = s + 1 == stages;
+      add(s, problem.times[s].input_gradient, last ? stages - 1 : gradient(s + 1),
+          last ? Duration{} : problem.backward_hop[s + 1]);
+      add(s, problem.times[s].weight_gradient, gradient(s), {});
+    }
+    start_.resize(ops_.size());
+  }
+
+  bool exist() { return place(0); }
+
+ private:
+  struct Each {
+    int stage, before;
+    std::int64_t duration, hop;
+  };
+  int gradient(int stage) const { return problem_.num_stages() + 2 * (problem_.num_stages() - 1 - stage); }
+  int weight(int stage) const { return gradient(stage) + 1; }
+  void add(int stage, Duration duration, int before, Duration hop) {
+    ops_.push_back({stage, before, duration.count(), hop.count()});
+  }
+  int rank(std::size_t x) const { return problem_.rank_of[ops_[x].stage]; }
+
+  bool place(std::size_t x) {
+    if (x == ops_.size()) return fits();
+    const Each& of = ops_[x];
+    std::int64_t first = of.before < 0 ? 0 : start_[of.before] + ops_[of.before].duration + of.hop;
+    // A result is held for no more periods than the limit has room for results. A W without one runs in each period.
+    const bool is_weight = to_size(weight(of.stage)) == x;
+    const int holder = is_weight ? of.stage : 0;
+    std::int64_t last = start_[holder] + problem_.limit[problem_.rank_of[holder]] * period_;
+    if (is_weight) last += period_;
+    if (x == 0) last = 0;
+    for (; first <= last; ++first) {
+      start_[x] = first;
+      if (is_free(x) && place(x + 1)) return true;
+    }
+    return false;
+  }
+
+  bool is_free(std::size_t x) const {
+    for (std::size_t y = 0; y < x; ++y) {
+      if (rank(y) != rank(x)) continue;
+      const std::int64_t apart = ((start_[x] - start_[y]) % period_ + period_) % period_;
+      if (apart < ops_[y].duration || period_ - apart < ops_[x].duration) return false;
+    }
+    return true;
+  }
+
+  // Microbatches whose result is held at time `now`, from `begin` until `end` of one of them.
+  std::int64_t held(std::int64_t now, std::int64_t begin, std::int64_t end) const {
+    std::int64_t count = 0;
+    for (std::int64_t k = -12; k <= 12; ++k) count += begin + k * period_ <= now && now < end + k * period_ ? 1 : 0;
+    return count;
+  }
+
+  bool fits() const {
+    const int stages = problem_.num_stages();
+    const auto end = [&](int x) { return start_[x] + ops_[x].duration; };
+    for (int at = 0; at < stages; ++at) {
+      std::int64_t sum = 0;
+      for (int s = 0; s < stages; ++s) {
+        if (problem_.rank_of[s] != problem_.rank_of[at]) continue;
+        sum += problem_.bytes[s].activations_to_input_gradient * held(start_[at], start_[s], end(gradient(s)));
+        sum += problem_.bytes[s].activations_to_weight_gradient * held(start_[at], start_[s], end(weight(s)));
+      }
+      if (sum > problem_.limit[problem_.rank_of[at]]) return false;
+    }
+    return true;
+  }
+
+  const PlacedProblem& problem_;
+  std::int64_t period_;
+  std::vector<Each> ops_;
+  std::vector<std::int64_t> start_;
+};
+
+struct Random {
+  std::mt19937 engine;
+  int operator()(int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine); }
+};
+
+PlacedProblem tiny(Random& random) {
+  PlacedProblem out = chunked(Placement::linear, 3, 8, random(0, 1), 0);
+  out.rank_of = {0, 1, 0};
+  out.num_ranks = 2;
+  out.limit = {random(2, 3), random(1, 2)};
+  out.after.resize(2);
+  const bool at_input = random(0, 2) == 0;  // released by I, not W
+  for (std::size_t s = 0; s < out.times.size(); ++s) {
+    SliceOpTimes& of = out.times[s];
+    of = {Duration(random(1, 3)), Duration(random(1, 3)), Duration(random(1, 2)), Duration{}};
+    of.backward = of.input_gradient + of.weight_gradient;
+    if (at_input) out.bytes[s] = {.activations_to_input_gradient = 1};
+  }
+  return out;
+}
+
+TEST(CyclicSchedule, EqualsAnExhaustiveSearch) {
+  Random random{std::mt19937(34)};
+  int above_work = 0;
+  for (int i = 0; i < 100; ++i) {
+    SCOPED_TRACE(i);
+    const PlacedProblem problem = tiny(random);
+    const auto cyclic = sim::cyclic_problem(problem, 1);
+    const CyclicSchedule found = sim::least_period(*cyclic, SearchSteps(1'000'000));
+    ASSERT_TRUE(found.proven());
+    EXPECT_TRUE(AllStarts(problem, found.period).exist());
+    EXPECT_FALSE(AllStarts(problem, found.period - 1).exist());
+    above_work += found.period > cyclic->simple_bound() ? 1 : 0;
+  }
+  EXPECT_GT(above_work, 5);
+}
+
+}  // namespace
+}  // namespace sluice::test
