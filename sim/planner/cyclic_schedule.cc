@@ -301,7 +301,7 @@ Orders unrolled(const CyclicProblem& problem, const CyclicSchedule& cyclic, cons
     std::int64_t time = 0;
     std::size_t op = 0;
     int microbatch = 0;
-    auto operator<=>(const Start&) const = default;
+    auto operator<=>(const Start&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   Orders orders(to_size(table.ranks));
   for (int rank = 0; rank < table.ranks; ++rank) {

@@ -27,7 +27,7 @@ class Zone {
   // Whether each solution of `other` is one of this zone. Both must be closed.
   bool includes(const Zone& other) const;
   bool operator==(const Zone&) const = default;
-  auto operator<=>(const Zone&) const = default;
+  auto operator<=>(const Zone&) const = default;  // NOLINT(modernize-use-nullptr)
 
  private:
   std::size_t points_;

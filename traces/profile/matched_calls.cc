@@ -47,7 +47,7 @@ struct CallKey {
   std::int64_t number = -1;  // recorded
   std::int64_t source = -1;  // of sends and receives
   std::int64_t destination = -1;
-  auto operator<=>(const CallKey&) const = default;
+  auto operator<=>(const CallKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 class CallMatcher {
