@@ -25,9 +25,10 @@ constexpr std::size_t kMostElite = 6;  // per placement
 constexpr std::int64_t kSearches = 2;  // concurrently, independent of the number of cores, for equal results on all
 constexpr std::int64_t kFirstMoves = 2000;
 constexpr std::int64_t kMostMoves = 400'000;
-constexpr std::int64_t kSpare = 8;                // evaluations of the searches of a generation besides their moves
-constexpr std::int64_t kPeriodSteps = 4'000'000;  // of the search for one period, about a second
-constexpr std::int64_t kStepsPerEvaluation = 16;  // for small limits of evaluations
+constexpr std::int64_t kSpare = 8;                 // evaluations of the searches of a generation besides their moves
+constexpr std::int64_t kPeriodSteps = 4'000'000;   // of the search for one period, about a second
+constexpr std::int64_t kStepsPerEvaluation = 16;   // for small limits of evaluations
+constexpr double kPeriodStepsPerSecond = 100'000;  // of the limit of time
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
 
 // What is left for a search.
@@ -36,6 +37,7 @@ class Allowance {
   explicit Allowance(const AutoOptions& options)
       : options_(options), begin_(Clock::now()), left_(options.evaluations) {}
 
+  double seconds() const { return options_.seconds; }
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
   bool interrupted() const { return options_.stop != nullptr && *options_.stop; }
   bool is_late() const { return interrupted() || elapsed() >= options_.seconds; }
@@ -168,15 +170,22 @@ class Place {
     }
   }
 
+  // A small part of what is left, and of the limit of time.
+  std::int64_t period_steps() const {
+    const std::int64_t by_evaluations =
+        std::clamp<std::int64_t>(allowance_->left(), 0, kPeriodSteps / kStepsPerEvaluation) * kStepsPerEvaluation;
+    const double by_time = allowance_->seconds() * kPeriodStepsPerSecond;
+    return by_time < static_cast<double>(by_evaluations) ? static_cast<std::int64_t>(by_time) : by_evaluations;
+  }
+
   // Searches for the least periods. Two microbatches per period are tried where one needs more than the simple bound.
   void find_periods() {
     for (const int microbatches : {1, 2}) {
       if (allowance_->is_late() || microbatches > problem().num_microbatches) return;
       const std::optional<CyclicProblem> cyclic = cyclic_problem(problem(), microbatches);
       if (!cyclic) return;
-      const std::int64_t left = std::clamp<std::int64_t>(allowance_->left(), 0, kPeriodSteps / kStepsPerEvaluation);
       CyclicSchedule schedule =
-          least_period(*cyclic, SearchSteps(left * kStepsPerEvaluation, [this] { return allowance_->is_late(); }));
+          least_period(*cyclic, SearchSteps(period_steps(), [this] { return allowance_->is_late(); }));
       const bool simple = schedule.period == cyclic->simple_bound();
       periodics_.push_back({*cyclic, std::move(schedule)});
       if (simple) return;
