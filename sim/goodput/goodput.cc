@@ -76,9 +76,9 @@ double quantile(std::span<const double> ascending, double q) {
 GoodputSummary simulate_goodput(const GoodputRun& run, std::uint64_t seed, std::int64_t trials) {
   GoodputSummary summary;
   summary.trials.resize(static_cast<std::size_t>(trials));
-  constexpr std::int64_t kBatch = 16;
-  parallel_for((trials + kBatch - 1) / kBatch, [&](std::int64_t batch) {
-    for (std::int64_t i = batch * kBatch; i < std::min(trials, (batch + 1) * kBatch); ++i) {
+  constexpr std::int64_t kTrialsOfBatch = 16;
+  parallel_for((trials + kTrialsOfBatch - 1) / kTrialsOfBatch, [&](std::int64_t batch) {
+    for (std::int64_t i = batch * kTrialsOfBatch; i < std::min(trials, (batch + 1) * kTrialsOfBatch); ++i) {
       summary.trials[static_cast<std::size_t>(i)] = simulate_trial(run, seed, static_cast<std::uint64_t>(i));
     }
   });
