@@ -40,7 +40,7 @@ struct CyclicProblem {
   // Bounds between the starts in every schedule with this period; nothing if they show that there is none. They include
   // those of the time for which results are held: the mean of the bytes held is at most the limit (Little's law).
   std::optional<Zone> bounds(std::int64_t period) const;
-  // The largest work of a rank, or what it holds for the shortest time, per byte of its limit: no period is below.
+  // No period is below this: the work per rank, and what its ops hold for as short as possible, over its limit.
   std::int64_t simple_bound() const;
 
  private:

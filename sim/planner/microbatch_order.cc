@@ -12,7 +12,7 @@
 namespace sluice::sim {
 namespace {
 
-// Vertices to simulate: about a second.
+// Vertices to simulate, which take 1 to 3 s.
 constexpr double kVerticesToSimulate = 1e8;
 
 // A priced graph whose microbatches can change places.

@@ -30,7 +30,7 @@ double gpu_hours_per_day(const Analysis& analysis, double saved_seconds) {
   return 24.0 * analysis.gpus * saved_seconds / analysis.what_if.measured;
 }
 
-class AnalysisText {
+class AnalysisText : private TextLines {
  public:
   AnalysisText(const Analysis& analysis, std::size_t top) : analysis_(analysis), run_(analysis.run), top_(top) {}
 
@@ -44,12 +44,6 @@ class AnalysisText {
   }
 
  private:
-  template <typename... Args>
-  void line(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
-    out_ += '\n';
-  }
-
   void write_run() {
     line("{}: {} {} (number {} to {}), {} {} of {} ranks{}, {} microbatches{}", run_.format, run_.steps.size(),
          run_.steps.size() == 1 ? "step" : "steps", run_.steps.front(), run_.steps.back(), run_.replicas,
@@ -138,7 +132,6 @@ class AnalysisText {
   const Analysis& analysis_;
   const MeasuredRun& run_;
   std::size_t top_;
-  std::string out_;
 };
 
 OrderedJson slowdown_document(const Analysis& analysis, const Slowdown& slowdown) {

@@ -25,7 +25,7 @@ std::string remedy_of(const MeasuredRun& run, const SlowCause& cause) {
     case SlowCause::Kind::link: return "check cables, NICs and switches between them";
     case SlowCause::Kind::pause: return "find what ran then: garbage collection, checkpoints, other jobs";
     case SlowCause::Kind::sequence_lengths: return "balance sequences over microbatches and replicas";
-    case SlowCause::Kind::collectives: return "find what delays the slow ones: a rank, or traffic of others";
+    case SlowCause::Kind::collectives: return "find what delays the slow ones: a slow rank, or traffic of other jobs";
     case SlowCause::Kind::host: return "launch ahead: fewer synchronizations, CUDA graphs";
   }
   return "";

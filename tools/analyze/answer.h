@@ -1,7 +1,11 @@
 #pragma once
 
+#include <fmt/format.h>
+
+#include <iterator>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sluice::tools {
@@ -24,6 +28,18 @@ struct StepUnit {
   std::string text(double seconds) const;  // without the unit
 };
 StepUnit unit_of(double step_seconds);
+
+// A text that grows line by line.
+class TextLines {
+ protected:
+  template <typename... Args>
+  void line(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
+    out_ += '\n';
+  }
+
+  std::string out_;
+};
 
 // The first lines of an analysis, at most six: the causes that cost most, with their remedies and gains.
 std::string answer_text(const std::vector<AnswerLine>& lines, double step_seconds);

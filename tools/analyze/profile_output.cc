@@ -26,7 +26,7 @@ double per_step(const ProfiledRank& rank, Duration time) {
   return to_seconds(time) / static_cast<double>(std::max<std::size_t>(rank.steps.size(), 1));
 }
 
-class ProfileText {
+class ProfileText : private TextLines {
  public:
   ProfileText(const ProfileAnalysis& analysis, std::size_t top) : analysis_(analysis), top_(top) {}
 
@@ -41,12 +41,6 @@ class ProfileText {
   }
 
  private:
-  template <typename... Args>
-  void line(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(out_), format, std::forward<Args>(args)...);
-    out_ += '\n';
-  }
-
   void write_traces() {
     const std::vector<std::int64_t>& steps = analysis_.ranks[0].steps;
     const bool whole = steps.empty() || steps.front() < 0;
@@ -110,7 +104,6 @@ class ProfileText {
 
   const ProfileAnalysis& analysis_;
   std::size_t top_;
-  std::string out_;
 };
 
 OrderedJson breakdown_document(const Breakdown& of, double steps) {
