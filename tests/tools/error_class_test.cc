@@ -61,6 +61,10 @@ TEST(ErrorClass, WhatNoMeasuredRunIsLikeHasNoInterval) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("no measured runs like this one"), Not(HasSubstr("of 10 such runs"))));
   const json document = json::parse(run_sluice(words(volta + "--json")).out);
   EXPECT_TRUE(document.at("error_class").is_null());
+  // Nor are there runs with documents of different length.
+  const std::string documents = "simulate --model llama3-8b --cluster dgx-h100 --seq-length 8192 " + kLlamaSizes +
+                                "--lengths lognormal:2000,1,8192,16 --pack greedy";
+  EXPECT_THAT(text_printed_by(documents), HasSubstr("no measured runs like this one"));
 }
 
 // Times that are given, not predicted; stragglers; and a calibration, which has an interval of its own.
