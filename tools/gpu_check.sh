@@ -440,7 +440,7 @@ speed() {
   if [ -z "$ncu" ]; then
     missing ncu "the profiles of the slowest kernels"
   elif [ ${#layers[@]} -gt 0 ]; then
-    launches=("${layers[1]}" --benchmark_filter='layer/gpt/tokens:4096/context:8192/op:[13]')
+    launches=("${layers[1]}" --benchmark_filter='layer/gpt_cudnn/tokens:4096/context:8192/op:[13]')
     gpu_step any ncu-times 60 "$ncu" --csv --clock-control none --metrics gpu__time_duration.sum \
       --launch-skip "$skip" --launch-count 400 "${launches[@]}" || return
     slowest_kernels "$results/ncu-times.log" >"$work/slowest"

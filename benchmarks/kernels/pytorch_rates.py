@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """Times kernels of training in PyTorch on one GPU, of which published tables lack the backward passes, and prints them as CSV.
 
-    pytorch_rates.py [--seconds N] > rates.csv
+    pytorch_rates.py [--seconds N] [--parts NAME,...] > rates.csv
 
-Grouped GEMMs of experts (forward, input gradient, weight gradient; all groups with the same number of rows), attention by
-cuDNN, RMSNorm, and what a step adds whatever its batch: the fused AdamW and the global norm by number of tensors, and the
-host's time per launch. Columns: gpu, kernel, pass, the sizes that the kernel has, us (median of 12 after a flush of the L2 cache),
-half_interquartile_us. A size that the library does not support is left out, with a line on stderr. Needs PyTorch 2.9.
+steps: what a step adds whatever its batch, the fused AdamW and the global norm by number of tensors, and the host's time per
+launch. norms: RMSNorm. attention: by cuDNN. experts: grouped GEMMs (forward, input gradient, weight gradient; all groups
+with the same number of rows). packed: attention of packed documents (documents "4096+2x512" are three) and of a chunk after
+a context, by PyTorch's flash attention and cuDNN. copies: ten GEMMs, or a copy within memory, beside copies to and from the
+host. Columns: gpu, kernel, pass, the sizes that the kernel has, us (median of 12 after a flush of the L2 cache),
+half_interquartile_us. A size that the library does not support is left out, with a line on stderr. Needs PyTorch 2.9, and
+2.10 for packed documents.
 """
 
 import argparse
 import csv
+import inspect
+import itertools
 import statistics
 import sys
 import time
@@ -19,7 +24,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 COLUMNS = ["gpu", "kernel", "pass", "groups", "rows", "n", "k", "sequences", "tokens", "heads", "head_dim", "value_head_dim",
-           "tensors", "elements", "us", "half_interquartile_us"]
+           "tensors", "elements", "documents", "context", "beside", "us", "half_interquartile_us"]
 # Width of the model, and of an expert, gated: qwen3-30b-a3b, qwen3-235b-a22b, deepseek-v3, gpt-oss, mixtral-8x7b, llama4.
 EXPERTS = [(2048, 768), (4096, 1536), (7168, 2048), (2880, 2880), (4096, 14336), (5120, 8192)]
 REPETITIONS = 12
@@ -101,6 +106,105 @@ def attention(timer):
                       **{"pass": "backward"})
 
 
+PACKED = ["8192", "2x4096", "4x2048", "8x1024", "16x512", "64x128", "4096+2048+1024+512+256+128+2x64", "7168+8x128", "6144+16x128",
+          "32768", "4x8192", "16384+8192+4096+2048+1024+512+2x256", "16384+32x512"]
+
+
+def lengths(text):
+    for part in text.split("+"):
+        count, _, length = part.rpartition("x")
+        yield from [int(length)] * int(count or 1)
+
+
+def packed_calls(query, key, value, ends_q, ends_k, longest_q, longest_k):
+    """The calls of two libraries, by kernel. Tensors [tokens, heads, head_dim], causal from the end of each document."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    causal = {"window_size": (-1, 0)} if "window_size" in inspect.signature(varlen_attn).parameters else {"is_causal": True}
+    yield "packed_flash", lambda: varlen_attn(query, key, value, ends_q, ends_k, longest_q, longest_k, **causal)
+
+
+def ends(documents):
+    return torch.tensor([0, *itertools.accumulate(documents)], device="cuda", dtype=torch.int32)
+
+
+def packed(timer):
+    heads, head_dim = 32, 128
+    chunks = [(n, c) for n in (512, 2048, 8192) for c in (0, 8192, 32768, 122880)]
+    for text, context in [(text, 0) for text in PACKED] + [(str(n), c) for n, c in chunks]:
+        documents = list(lengths(text))
+        tokens = sum(documents)
+        query = bf16(tokens, heads, head_dim).requires_grad_()
+        key, value = (bf16(tokens + context, heads, head_dim).requires_grad_() for _ in range(2))
+        row = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "value_head_dim": head_dim, "documents": text,
+               "context": context}
+        calls = packed_calls(query, key, value, ends(documents), ends([d + context for d in documents]), max(documents),
+                             max(documents) + context)
+        for kernel, forward in calls:
+            with torch.no_grad():
+                timer.add(forward, kernel=kernel, **row, **{"pass": "forward"})
+            try:
+                out = forward()
+                gradient = torch.randn_like(out)
+                timer.add(lambda: torch.autograd.grad(out, (query, key, value), gradient, retain_graph=True), kernel=kernel, **row,
+                          **{"pass": "backward"})
+            except (RuntimeError, NotImplementedError) as error:
+                print(f"left out {kernel} {row}: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
+def copies(timer):
+    there = torch.empty(1 << 29, dtype=torch.uint8, pin_memory=True)
+    back = torch.empty(1 << 29, dtype=torch.uint8, pin_memory=True)
+    here, other = (torch.zeros(1 << 29, dtype=torch.uint8, device="cuda") for _ in range(2))
+    a, b = bf16(8192, 8192), bf16(8192, 8192)
+    large, twin = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    out, home = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def gemms():
+        for _ in range(10):
+            torch.mm(a, b)
+
+    def memory():
+        for _ in range(10):
+            large.copy_(twin)
+
+    for beside in ("none", "out", "home", "both"):
+        def begin(beside=beside):
+            for stream, name in ((out, "out"), (home, "home")):
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    if beside in (name, "both"):
+                        if name == "out":
+                            there.copy_(here, non_blocking=True)
+                        else:
+                            other.copy_(back, non_blocking=True)
+
+        def both(work):
+            begin()
+            work()
+
+        for name, work in (("gemm", gemms), ("copy", memory)):
+            torch.cuda.synchronize()
+            timer.add(lambda: both(work), kernel=name, n=8192, k=8192, beside=beside)
+            torch.cuda.synchronize()
+
+        def wait():
+            begin()
+            torch.cuda.current_stream().wait_stream(out)
+            torch.cuda.current_stream().wait_stream(home)
+
+        if beside != "none":
+            timer.add(wait, kernel="host_copy", elements=1 << 29, beside=beside)
+
+            def with_gemms():
+                begin()
+                gemms()
+                torch.cuda.current_stream().wait_stream(out)
+                torch.cuda.current_stream().wait_stream(home)
+
+            timer.add(with_gemms, kernel="host_copy_and_gemm", elements=1 << 29, beside=beside)
+
+
 def norms(timer):
     for hidden in (2048, 4096, 8192):
         for tokens in (2048, 8192):
@@ -139,9 +243,12 @@ def steps(timer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seconds", type=float, default=120, help="leave out what would begin after this time (default 120)")
-    timer = Timer(parser.parse_args().seconds)
-    for part in (steps, norms, attention, grouped_gemms):
-        part(timer)
+    parts = {"steps": steps, "norms": norms, "attention": attention, "experts": grouped_gemms, "packed": packed, "copies": copies}
+    parser.add_argument("--parts", default=",".join(parts), help="those to time (default: all)")
+    options = parser.parse_args()
+    timer = Timer(options.seconds)
+    for part in options.parts.split(","):
+        parts[part](timer)
 
 
 if __name__ == "__main__":
