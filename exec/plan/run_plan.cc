@@ -46,6 +46,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
                     spec_.model.name, layout_.expert, layout_.data * layout_.tensor));
   }
   for (const MicrobatchShape& shape : schedule_.shapes()) {
+    if (shape.forward_only) throw InputError("the schedule has microbatches without a backward: every run trains");
     if (sequence_length_ == 0) sequence_length_ = shape.tokens();
     if (shape.tokens() != sequence_length_) {
       throw InputError(fmt::format("microbatches of {} and of {} tokens: expected one sequence length",

@@ -232,7 +232,8 @@ Schedule with_microbatches(const Schedule& schedule, const Microbatches& microba
     try {
       parts.shapes.push_back({.sequences = 1,
                               .slice_lengths = even_slices(tokens_of(documents), schedule.max_slices()),
-                              .documents = documents.size() > 1 ? documents : Documents()});
+                              .documents = documents.size() > 1 ? documents : Documents(),
+                              .forward_only = schedule.forward_only()});
     } catch (const InputError& error) {
       throw InputError(fmt::format("{}: {}", place, error.what()));
     }

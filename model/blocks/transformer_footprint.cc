@@ -141,7 +141,12 @@ StageBytes TransformerFootprint::stage(int stage) const {
     // or in their place.
     const std::int64_t linear =
         stage_linear_parameters_per_device(model_, training_.tp, held, training_.expert_ranks());
-    bytes.weights += 2 * operand_bytes(training_.precision, linear) - (training_.narrow_parameters ? 2 * linear : 0);
+    bytes.weights += (training_.forward_only() ? 1 : 2) * operand_bytes(training_.precision, linear) -
+                     (training_.narrow_parameters ? 2 * linear : 0);
+  }
+  if (training_.forward_only()) {
+    bytes.scratch = workspace_;
+    return bytes;
   }
   const std::int64_t trained = trained_parameters_per_device(model_, training_, held);
   if (trained != count) bytes.weights += 2 * trained;  // adapters, beside what is frozen
@@ -329,6 +334,27 @@ std::int64_t TransformerFootprint::split_width(const SliceSize& size) const {
 }
 
 template <typename Out>
+void TransformerFootprint::add_forward_only(Out& out, int stage, const SliceSize& size) const {
+  const StageContents& held = stages_[stage];
+  const bool prefill = training_.work == Training::Work::prefill;
+  const auto add = [&](int kind, bool predicts, int count) {
+    std::int64_t all = 0;
+    for (const LayerTensor& tensor : tensors_of(kind, predicts, size)) {
+      if (tensor.life == TensorLife::gradient) continue;
+      all += tensor.bytes;
+      if (tensor.life != TensorLife::keys_values || !(size.sliced || prefill)) continue;
+      out.push_back(
+          {prefill ? &SliceBytes::kept : &SliceBytes::keys_values, tensor.name, tensor.formula, count, tensor.bytes});
+    }
+    replace_if_larger(out, {&SliceBytes::forward_workspace, "tensors of one layer", "their sum", 1, all});
+  };
+  for (const auto& [kind, count] : layers_by_kind(model_, held)) add(kind, false, count);
+  if (held.mtp_layers > 0) add(model_.mtp_kind, true, held.mtp_layers);
+  if (held.head && !prefill) add_head_workspace(out, size);
+  add_transfers(out, stage, size);
+}
+
+template <typename Out>
 void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& held = stages_[stage];
   check_countable(model_, std::max(1.0, training_.most_expert_rows(model_.experts)), held.layers + held.mtp_layers,
@@ -338,6 +364,7 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
                        .rows = tokens * shape.sequences,
                        .context = shape.context(slice),
                        .sliced = shape.num_slices() > 1};
+  if (shape.forward_only) return add_forward_only(out, stage, size);
   const bool full = training_.recompute == Training::Recompute::full;
   RecomputeModules modules;
   if (full) modules = RecomputeModule::layer;

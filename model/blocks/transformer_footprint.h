@@ -25,6 +25,9 @@ std::int64_t offloaded_bytes(const Model& model, const Training& training, const
 // also K and V, which later slices read. One layer at a time is then recomputed in the backward's workspace; with split
 // backward the inputs of its GEMMs stay from I to W. The parts of selective recomputation are treated in the same way.
 //
+// Work that is forward-only has weights alone, one layer's tensors at a time as workspace, and keys and values: of a
+// sequence that is cut into slices, or, of prefill, until the end.
+//
 // The head stores its input and that of the final norm, and the softmax in 32 bit from F until I; with multi-token
 // prediction, of each of its passes.
 class TransformerFootprint : public Footprint {
@@ -51,6 +54,8 @@ class TransformerFootprint : public Footprint {
   // Adds the tensors of a slice to `out`: a list or a sum. `again`: the modules that are recomputed.
   template <typename Out>
   void add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const;
+  template <typename Out>
+  void add_forward_only(Out& out, int stage, const SliceSize& size) const;
   template <typename Out>
   void add_head(Out& out, const SliceSize& size) const;
   template <typename Out>

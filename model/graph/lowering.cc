@@ -83,7 +83,7 @@ class Lowering {
         throw ScheduleError("deadlock, each waits for the next: " + cycle);
       }
     }
-    finish_steps();
+    if (!schedule_.forward_only()) finish_steps();
     return std::move(data_);
   }
 
@@ -177,7 +177,7 @@ class Lowering {
     data_->offsets.push_back(0);
     // Data edges of an F: at most two, of an I or B: three; each has one order edge. W and transfers have two edges.
     const int sliced = schedule_.sliced() ? 2 : 0;
-    data_->targets.reserve(to_size((5 + sliced) * gradients + 2 * (ops - 2 * gradients) +
+    data_->targets.reserve(to_size((5 + sliced) * gradients + 2 * std::max<std::int64_t>(0, ops - 2 * gradients) +
                                    (options_.blocking_transfers ? 3 : 2) * transfers + 3 * extra));
     if (schedule_.has_joint_blocks()) data_->partners.reserve(to_size(ops / 4));
   }
@@ -203,7 +203,7 @@ class Lowering {
       }
     }
     for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
-      const std::int64_t slices = schedule_.num_slices(mb);
+      const std::int64_t slices = schedule_.shape(mb).forward_only ? 0 : schedule_.num_slices(mb);
       for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
         state(stage, mb).gradients_left[step_of(mb)] += slices;
       }

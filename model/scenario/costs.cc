@@ -96,6 +96,7 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
                     "got {}",
                     scenario_.source, training.cp));
   }
+  if (schedule.forward_only() && !training.forward_only()) training.work = Training::Work::evaluation;
   const char* const place = scenario_.stage_layers.empty() ? "/parallelism: " : "/parallelism/stage_layers: ";
   stages_ = with_place(scenario_, place, [&] {
     if (stages != nullptr) return *stages;
@@ -125,8 +126,10 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
     if (!there) throw InputError(fmt::format("{}: {}", scenario_.source, what));
   };
   const auto analytic = [&] {
+    std::vector<StageContents> stages = stages_;
+    if (scenario_.training.work == Training::Work::prefill) stages.back().head = false;
     return with_place(scenario_, "/cluster: ", [&] {
-      return std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
+      return std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages, *scenario_.cluster,
                                             scenario_.software, scenario_.kernel_times.value_or(KernelTimes{}));
     });
   };

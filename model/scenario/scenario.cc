@@ -463,6 +463,20 @@ class Reading {
       cut(schedule, std::max(1, slices));
     }
     schedule.finish();
+    if (scenario_.training.forward_only()) check_forward_only(schedule);
+  }
+
+  // What is set for backwards and steps has no effect.
+  void check_forward_only(const JsonReader& schedule) const {
+    if (scenario_.schedule == kAutomatic) schedule.fail("expected a family or a file (auto has no forward_only)");
+    for (const Setting& row : settings()) {
+      if ((row.reads & kBackward) == 0) continue;
+      const Json::json_pointer pointer{std::string(row.pointer)};
+      const Json fallback = Json::parse(row.fallback, nullptr, false);
+      if (!root_.json().contains(pointer) || root_.json()[pointer] == fallback) continue;
+      throw InputError(fmt::format("{}: {}: no effect without a backward (/schedule/forward_only): expected none",
+                                   scenario_.source, row.pointer));
+    }
   }
 
   void read_queues(const JsonReader& value) {

@@ -38,6 +38,7 @@ inline constexpr Commands kWeave = 8;
 inline constexpr Commands kSchedule = 16;
 inline constexpr Commands kRun = 32;
 inline constexpr Commands kKernels = 64;    // profile --like
+inline constexpr Commands kBackward = 256;  // of reads: without effect on work that is forward-only
 inline constexpr Commands kComplete = 128;  // import and calibrate, whose files have most settings already
 
 // An enumeration whose enumerators are the words of a setting, in their order.

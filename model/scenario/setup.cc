@@ -17,6 +17,7 @@
 #include "model/scenario/automatic.h"
 #include "model/scenario/schedule_sizes.h"
 #include "model/schedule/family.h"
+#include "model/schedule/forward_only.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
 #include "model/slicing/balanced.h"
@@ -73,7 +74,8 @@ void set_sizes(const Scenario& scenario, Schedule& schedule) {
     for (MicrobatchShape& shape : shapes) {
       const bool alike = shape.num_slices() == scenario.shape.num_slices();
       shape = {.sequences = scenario.shape.sequences,
-               .slice_lengths = alike ? scenario.shape.slice_lengths : even_slices(sequence, shape.num_slices())};
+               .slice_lengths = alike ? scenario.shape.slice_lengths : even_slices(sequence, shape.num_slices()),
+               .forward_only = shape.forward_only};
     }
     schedule.resize(std::move(shapes));
   }
@@ -119,6 +121,13 @@ Schedule of_equal_microbatches(const Scenario& scenario) {
 
 Schedule make_schedule(const Scenario& scenario) {
   Schedule schedule = of_equal_microbatches(scenario);
+  if (scenario.training.forward_only() && !schedule.forward_only()) {
+    if (names_file(scenario.schedule)) {
+      throw InputError(
+          fmt::format("{}: /schedule/forward_only: the schedule {} has backwards", scenario.source, scenario.schedule));
+    }
+    schedule = without_backward(schedule);
+  }
   if (!scenario.documents) return schedule;
   return with_microbatches(schedule, scenario.documents->replicas.front(), scenario.documents->request.place);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "model/errors.h"
+#include "model/schedule/forward_only.h"
 #include "model/schedule/op_text.h"
 
 namespace sluice::model {
@@ -57,6 +58,7 @@ class Reader {
     place(parts);
     parts.cells = std::move(cells_);
     parts.communication_cells = std::move(communication_cells_);
+    mark_forward_only(parts);
     return Schedule(std::move(parts));
   }
 

@@ -87,8 +87,15 @@ int Schedule::chunk_of(int rank, int stage) const {
   return static_cast<int>(std::find(stages.begin(), stages.end(), stage) - stages.begin());
 }
 
+bool Schedule::forward_only() const {
+  return std::all_of(parts_.shapes.begin(), parts_.shapes.end(),
+                     [](const MicrobatchShape& shape) { return shape.forward_only; });
+}
+
 void Schedule::resize(std::vector<MicrobatchShape> shapes) {
-  const auto as_many = [](const auto& a, const auto& b) { return a.num_slices() == b.num_slices(); };
+  const auto as_many = [](const auto& a, const auto& b) {
+    return a.num_slices() == b.num_slices() && a.forward_only == b.forward_only;
+  };
   if (!std::equal(shapes.begin(), shapes.end(), parts_.shapes.begin(), parts_.shapes.end(), as_many)) {
     throw ScheduleError("shapes: sizes may change, but not the number of shapes or of their slices");
   }
@@ -240,22 +247,34 @@ void Schedule::check_op(int rank, std::size_t index) const {
 
 // `seen` has a bit for each kind of op, by (stage, unit).
 void Schedule::check_complete(const std::vector<std::uint8_t>& seen) const {
+  constexpr std::uint8_t kForward = 0b0001;        // F
   constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
   constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
   for (int stage = 0; stage < num_stages(); ++stage) {
     for (int mb = 0; mb < total_microbatches(); ++mb) {
+      const bool alone = shape(mb).forward_only;
       for (int slice = 0; slice < num_slices(mb); ++slice) {
         const auto cell = seen[stage * num_units_ + first_unit(mb) + slice];
-        if (cell == kWholeBackward || cell == kSplitBackward) continue;
-        Op op{.microbatch = mb, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
-        op.kind = (cell & 1) == 0             ? OpKind::F
-                  : (cell & 0b1100) == 0b0100 ? OpKind::W
-                  : (cell & 0b1100) == 0b1000 ? OpKind::I
-                                              : OpKind::B;
-        throw ScheduleError(fmt::format("{}: {} is missing", place(rank_of(stage, mb)), to_string(op, sliced())));
+        const bool complete = alone ? cell == kForward : cell == kWholeBackward || cell == kSplitBackward;
+        if (!complete) refuse_cell(stage, mb, slice, cell);
       }
     }
   }
+}
+
+// Names the op that is missing, or the backward of a microbatch that has none.
+void Schedule::refuse_cell(int stage, int microbatch, int slice, std::uint8_t cell) const {
+  Op op{.microbatch = microbatch, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
+  const bool forward = (cell & 0b0001) != 0;
+  const bool extra = forward && shape(microbatch).forward_only;
+  const bool input = (cell & 0b0100) != 0;
+  const bool weight = (cell & 0b1000) != 0;
+  op.kind = !forward                   ? OpKind::F
+            : (extra ? weight : input) ? OpKind::W
+            : (extra ? input : weight) ? OpKind::I
+                                       : OpKind::B;
+  throw ScheduleError(fmt::format("{}: {} {}", place(rank_of(stage, microbatch)), to_string(op, sliced()),
+                                  extra ? "is there, but its microbatch is forward-only" : "is missing"));
 }
 
 int weight_version(const Schedule& schedule, int microbatch, int rank) {

@@ -19,6 +19,7 @@ struct MicrobatchShape {
   std::vector<std::int64_t> slice_lengths = {1};
   // The lengths of the documents that one sequence packs, which attend only to themselves. Empty: a sequence is one.
   std::vector<std::int64_t> documents = {};
+  bool forward_only = false;  // its ops are forwards, and no backward follows
 
   int num_slices() const { return static_cast<int>(slice_lengths.size()); }
   std::int64_t tokens() const;            // per sequence: the sum of the slices
@@ -70,9 +71,10 @@ inline constexpr int kMaxSlices = 32767;
 // lowering.)
 class Schedule {
  public:
-  // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, or wrongly
-  // joined; with communication, the first send or receive that is, or that precedes what it sends or follows what
-  // reads it. (That both ends have their messages in one order is checked by lowering.)
+  // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, wrongly
+  // joined, or a backward of a microbatch that is forward-only; with communication, the first send or receive that is,
+  // or that precedes what it sends or follows what reads it. (That both ends have their messages in one order is
+  // checked by lowering.)
   explicit Schedule(ScheduleParts parts);
 
   const std::string& family() const { return parts_.family; }
@@ -114,6 +116,7 @@ class Schedule {
   std::int64_t num_ops() const { return num_ops_; }
   bool split_backward() const { return split_backward_; }  // has any W
   bool has_joint_blocks() const { return has_joint_blocks_; }
+  bool forward_only() const;  // all of its microbatches are: it has no gradients and no optimizer step
 
   bool has_communication() const { return !parts_.communication.empty(); }
   std::span<const Communication> communication(int rank) const { return parts_.communication[rank]; }
@@ -132,6 +135,7 @@ class Schedule {
   void check_ops();
   void check_op(int rank, std::size_t index) const;
   void check_complete(const std::vector<std::uint8_t>& seen) const;
+  [[noreturn]] void refuse_cell(int stage, int microbatch, int slice, std::uint8_t cell) const;
 
   ScheduleParts parts_;
   std::vector<std::vector<int>> stages_of_;

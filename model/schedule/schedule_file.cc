@@ -7,6 +7,7 @@
 
 #include "model/errors.h"
 #include "model/input/json_reader.h"
+#include "model/schedule/forward_only.h"
 #include "model/schedule/op_text.h"
 
 namespace sluice::model {
@@ -54,6 +55,7 @@ std::vector<MicrobatchShape> read_shapes(JsonReader& root) {
     if (shape.slice_lengths.empty() || std::ssize(shape.slice_lengths) > kMaxSlices) {
       lengths.fail(fmt::format("expected 1 to {} slices", kMaxSlices));
     }
+    shape.forward_only = !item.boolean_or("backward", true);
     item.finish();
     shapes.push_back(std::move(shape));
   }
@@ -80,8 +82,9 @@ std::string schedule_to_json(const Schedule& schedule) {
   }
   out += "\"shapes\": [";
   for (std::size_t i = 0; i < parts.shapes.size(); ++i) {
-    fmt::format_to(to, "{}{{\"sequences\": {}, \"slice_lengths\": {}}}", i == 0 ? "" : ", ", parts.shapes[i].sequences,
-                   Json(parts.shapes[i].slice_lengths).dump());
+    fmt::format_to(to, "{}{{\"sequences\": {}, \"slice_lengths\": {}{}}}", i == 0 ? "" : ", ",
+                   parts.shapes[i].sequences, Json(parts.shapes[i].slice_lengths).dump(),
+                   parts.shapes[i].forward_only ? ", \"backward\": false" : "");
   }
   out += "],\n";
   if (!parts.shape_of.empty()) fmt::format_to(to, "\"shape_of\": {},\n", Json(parts.shape_of).dump());
@@ -164,6 +167,7 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
   }
   if (!communicates) parts.communication.clear();
   root.finish();
+  mark_forward_only(parts);
   try {
     return Schedule(std::move(parts));
   } catch (const ScheduleError& error) {

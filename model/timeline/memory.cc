@@ -169,6 +169,7 @@ class Changes {
         change.start.keys_values += bytes.keys_values;
         change.start.buffers += bytes.forward_workspace;
         change.end.buffers -= bytes.forward_workspace;
+        if (schedule_.shape(op.microbatch).forward_only) change.end.keys_values -= read_no_more(op);
         break;
       case OpKind::B:
         change.end.activations -= bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
@@ -184,6 +185,16 @@ class Changes {
         break;
     }
     return change;
+  }
+
+  // Keys and values of a sequence without a backward, when its last slice has read them.
+  std::int64_t read_no_more(const Vertex& op) const {
+    const int slices = schedule_.num_slices(op.microbatch);
+    std::int64_t all = 0;
+    for (int i = 0; op.slice + 1 == slices && i < slices; ++i) {
+      all += graph_.slice_bytes(op.stage, op.microbatch, i).keys_values;
+    }
+    return all;
   }
 
   // Keys and values of the slice are freed when its input gradient ends; the accumulator of their gradients exists for

@@ -17,8 +17,8 @@ double peak_in_flight(const Schedule& schedule, int rank) {
     const MicrobatchShape& cut = alike ? shape : schedule.shape(op.microbatch);
     auto share = static_cast<double>(cut.slice_lengths[op.slice]);
     if (!alike) share /= static_cast<double>(cut.tokens());
-    held += op.kind == OpKind::F ? share : -share;
-    peak = std::max(peak, held);
+    peak = std::max(peak, held + (op.kind == OpKind::F ? share : -share));
+    if (!cut.forward_only) held += op.kind == OpKind::F ? share : -share;
   };
   const auto list = schedule.ops(rank);
   for (std::size_t i = 0; i < list.size(); ++i) {

@@ -103,6 +103,13 @@ struct Training {
     hybridep,    // the same within NVLink domains of several nodes (NVIDIA's HybridEP)
   };
 
+  // What is done with the batch.
+  enum class Work : std::uint8_t {
+    training,
+    evaluation,  // forwards, with the loss
+    prefill,     // forwards that leave keys and values; the head of the last token is not counted
+  };
+
   // The communication of each half of a joint block that overlaps with the other half's kernels.
   enum class JointOverlap : std::uint8_t {
     none,
@@ -110,6 +117,7 @@ struct Training {
     all,      // also the collectives of tensor and context parallelism, which no framework does
   };
 
+  Work work = Work::training;
   int tp = 1;
   int cp = 1;  // number of ranks over which the tokens of a sequence are split, each with two of 2 cp chunks, so that
                // all have the same causal work
@@ -216,6 +224,7 @@ struct Training {
   int data_ranks() const { return cp * dp; }
   int replica_copies() const { return dp_shard > 0 ? dp / dp_shard : 1; }  // that hold the same shards
   int shard_ranks() const { return data_ranks() / replica_copies(); }
+  bool forward_only() const { return work != Work::training; }
   int zero_stage() const { return distributed_optimizer ? zero : 0; }
   // Without a pipeline, sharded gradients are reduced in every backward, and sharded parameters are gathered in every
   // forward; with one, once per batch unless parameters are resharded (PyTorch's pipelining).

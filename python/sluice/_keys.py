@@ -24,6 +24,7 @@ class SizeKeys(TypedDict, total=False):
     slices: int
     slicing: str
     slice_lengths: Sequence[int]
+    forward_only: str
     batches: int
     communicators: str
     memory_cap: str

@@ -49,12 +49,21 @@ double sequences_of(const Setup& setup) {
   return sequences * setup.scenario().training.dp;
 }
 
-double document_flops(const Batch& batch, const Model& model, bool recompute) {
+// Model FLOPs of one sequence.
+double sequence_flops(const Scenario& scenario, std::int64_t tokens, bool recompute) {
+  const Model& model = *scenario.model;
+  const double all = iteration_model_flops(model, tokens, 1, recompute);
+  if (!scenario.training.forward_only()) return all;
+  const bool heads = scenario.training.work == Training::Work::evaluation;
+  return all / 3 - (heads ? 0 : (1 + model.mtp_layers) * head_model_flops(model, tokens));
+}
+
+double document_flops(const Scenario& scenario, bool recompute) {
   std::map<std::int64_t, double> of_length;
   double sum = 0;
-  batch.for_each_document([&](std::int64_t tokens) {
+  scenario.documents->for_each_document([&](std::int64_t tokens) {
     const auto [entry, added] = of_length.try_emplace(tokens, 0);
-    if (added) entry->second = iteration_model_flops(model, tokens, 1, recompute);
+    if (added) entry->second = sequence_flops(scenario, tokens, recompute);
     sum += entry->second;
   });
   return sum;
@@ -73,8 +82,8 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
   if (!scenario.model) return out;
   const double devices = static_cast<double>(training.world_size());
   const auto flops = [&](bool recompute) {
-    if (scenario.documents) return document_flops(*scenario.documents, *scenario.model, recompute);
-    return sequences * iteration_model_flops(*scenario.model, training.sequence_length, 1, recompute);
+    if (scenario.documents) return document_flops(scenario, recompute);
+    return sequences * sequence_flops(scenario, training.sequence_length, recompute);
   };
   // LoRA computes weight gradients of its adapters alone, which do not count.
   const double trained = training.lora_rank > 0 ? 2.0 / 3 * flops(false) : flops(false);

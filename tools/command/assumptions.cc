@@ -94,6 +94,7 @@ bool is_assumed(const Setting& row, const Json& document, Scenario& scenario, co
                                       [&](std::string_view section) { return row.pointer.starts_with(section); });
   const bool size = row.kind == SettingKind::whole && row.megatron.ends_with("-parallel-size");
   if (!of_section || size || row.fallback.empty() || (row.reads & of.reader) == 0) return false;
+  if ((row.reads & kBackward) != 0 && scenario.training.forward_only()) return false;
   if (row.group.starts_with("Schedule") || row.group.starts_with("Layers") || row.pointer.ends_with("gpus"))
     return false;
   const std::vector<std::string> others = split_words(row.drops);
@@ -215,6 +216,7 @@ std::vector<std::string> not_modeled(const Scenario& scenario) {
   if (scenario.training.graph_implementation != Training::GraphImplementation::none)
     out.emplace_back("memory of CUDA graphs");
   if (scenario.training.deferred_head_gradients > 0) out.emplace_back("the time of deferred gradients of the head");
+  if (scenario.training.work == Training::Work::prefill) out.emplace_back("the head of the last token");
   if (!scenario.model->left_out.empty()) out.push_back(scenario.model->left_out);
   return out;
 }

@@ -13,8 +13,9 @@ std::optional<PredictedInterval> interval_of(const Scenario& scenario, double se
   if (facts.empty()) return std::nullopt;
   const ErrorClasses classes = catalogue_error_classes();
   PredictedInterval out;
-  // No run with documents of different length is in the tables.
-  const ErrorClass* const found = scenario.documents ? nullptr : classes.find(facts);
+  // No run with documents of different length, or without a backward, is in the tables.
+  const bool unlike = scenario.documents || scenario.training.forward_only();
+  const ErrorClass* const found = unlike ? nullptr : classes.find(facts);
   if (found != nullptr) {
     out = {.of = *found, .low_s = found->low * seconds, .high_s = found->high * seconds};
   }

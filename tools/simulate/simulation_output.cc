@@ -294,6 +294,7 @@ std::string setting_line(const Setup& setup) {
                  counted(setup.scenario().microbatches, "microbatch", "es"));
   if (schedule.sliced()) fmt::format_to(to, " x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) fmt::format_to(to, ", {} batches", schedule.num_batches());
+  if (schedule.forward_only()) out += ", forward-only";
   if (setup.scenario().model) {
     const Training& training = setup.scenario().training;
     fmt::format_to(to, "; {}: tp {}, pp {}, dp {}", setup.scenario().model->name, training.tp, training.pp,
@@ -470,6 +471,7 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
                      {"stages", schedule.num_stages()},       {"chunks", schedule.num_chunks()},
                      {"microbatches", scenario.microbatches}, {"batches", schedule.num_batches()},
                      {"slices", schedule.max_slices()},       {"slice_lengths", schedule.shapes()[0].slice_lengths}};
+  if (schedule.forward_only()) out["schedule"]["backward"] = false;
   if (automatic != nullptr) out["auto"] = automatic_json(*automatic);
   out["makespan_s"] = metrics.makespan;
   out["ideal_s"] = metrics.ideal;
