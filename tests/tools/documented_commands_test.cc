@@ -180,6 +180,7 @@ void create_files_of_a_reader() {
                           R"({"schema": "sluice.kernel_times/1", "gpu": "A100-80GB", "device": "NVIDIA A100-SXM4-80GB",
                               "library": "PyTorch 2.8.0", "kernels": [{"kernel": "gemm", "pass": "forward",
                               "format": "bf16", "m": 2048, "n": 4608, "k": 12288, "seconds": 0.001}]})");
+  model::write_file_whole("chunks.csv", "tokens,context,seconds\n2048,0,0.1\n2048,8192,0.12\n4096,0,0.2\n");
   model::write_file_whole("lengths.txt", "2048\n1000 900\n700\n1500 90\n9\n800\n1200 700\n400\n");
   const auto log = [](const char* name, double ms, std::string text = "") {
     for (int i = 1; i <= 12; ++i)

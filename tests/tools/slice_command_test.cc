@@ -1,5 +1,6 @@
 // `sluice slice` on the command line, and its cuts in `simulate`.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -277,6 +278,45 @@ TEST_F(Slice, TableErrorsNameTheLocation) {
               HasSubstr("b.json: /forward: expected 1 rows"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[-1]]})"), HasSubstr("/forward/0/0"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[1]], "rows": 1})"), HasSubstr("/rows"));
+}
+
+// Chunks of 1, 2 and 4 tokens for t = 4 + 2 n + (2 u n + n^2) / 8 s, on two cells of half that time.
+TEST_F(Slice, ReadsMeasuredChunks) {
+  std::string text = "tokens,context,seconds,ranks\n";
+  for (const int n : {1, 2, 4}) {
+    for (const int u : {0, 8}) text += fmt::format("{},{},{},2\n", n, u, (4 + 2 * n + (2 * u * n + n * n) / 8.0) * 2);
+  }
+  const std::string chunks = write("chunks.csv", text);
+  const json found = document("--times " + chunks + " --pp 4 --seq-length 32 --granularity 1");
+  EXPECT_EQ(found.at("time_s"), 308);
+  EXPECT_EQ(found.at("slices"), 11);
+  EXPECT_EQ(found.at("unsliced_s"), 4 * (4 + 2 * 32 + 32 * 32 / 8.0));
+  EXPECT_NEAR(found.at("chunk_times").at("attention_s"), 0.125, 1e-9);
+  EXPECT_EQ(error_of("--times " + write("bad.csv", "tokens,context,seconds\n1,0,no\n") + " --pp 2").find("sluice: "),
+            0);
+  EXPECT_THAT(error_of("--times " + chunks + " --pp 4 --backward"), HasSubstr("measured chunks have forwards alone"));
+}
+
+double peak_of(const std::string& arguments) {
+  const CommandResult result =
+      run_sluice(words("simulate --json --model llama3-8b --cluster dgx-h100 --pp 4 " + arguments));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document.at("schedule").at("backward"), false);
+  return document.at("ranks").at(0).at("peak_memory_bytes");
+}
+
+// Nothing of a microbatch stays but keys and values, which prefill keeps and slices read: 2 x 1024 elements of 16 bits
+// in each of 8 layers.
+TEST(ForwardOnlyCommand, HoldsKeysAndValuesAlone) {
+  const std::string sizes = "--seq-length 4096 --schedule 1f1b --microbatches ";
+  const double layer = 4096 * 2 * 1024 * 2;
+  EXPECT_EQ(peak_of(sizes + "4 --forward-only evaluation"), peak_of(sizes + "32 --forward-only evaluation"));
+  EXPECT_EQ(peak_of(sizes + "12 --forward-only prefill") - peak_of(sizes + "4 --forward-only prefill"), 8 * 8 * layer);
+  const CommandResult refused = run_sluice(words(
+      "simulate --model llama3-8b --cluster dgx-h100 --pp 4 --forward-only prefill --recompute full " + sizes + "4"));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--recompute: no effect without a backward"));
 }
 
 }  // namespace

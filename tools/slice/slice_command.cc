@@ -61,6 +61,7 @@ Subcommand add_slice_command(CLI::App& app) {
       "  sluice slice examples/gpt3-13b-terapipe-v100.json --backward --joint 4\n"
       "  sluice slice examples/gpt3-13b-terapipe-v100.json --algorithm1 0.1\n"
       "  sluice slice --times t_fwd.json --pp 96\n"
+      "  sluice slice --times chunks.csv --pp 4 --seq-length 131072\n"
       "  sluice slice examples/gpt-2.7b-seq1f1b-a100.json --for seq1f1b -o cut.json\n\n"
       "Without --for, it solves TeraPipe's problem exactly: one microbatch passes through K equal pipeline cells in "
       "time sum(t) + (K - 1) max(t), with t the time of a slice on the slowest stage, and separate maxima for forward "
@@ -74,8 +75,10 @@ Subcommand add_slice_command(CLI::App& app) {
   const auto options = std::make_shared<SliceOptions>();
   command->add_option("scenario", options->request.file, "Scenario file (docs/formats.md); flags override its keys");
   command
-      ->add_option("--times", options->request.times,
-                   "Table of slice times (sluice.slice_times/1) to use instead of a scenario, for --pp cells")
+      ->add_option(
+          "--times", options->request.times,
+          "Table of slice times (sluice.slice_times/1), or .csv of measured chunks (tokens, context, seconds), to "
+          "use instead of a scenario, for --pp cells")
       ->type_name(kReadFile);
   command->add_option("--for", options->request.schedule,
                       "Minimize the simulated iteration time of this schedule family; --slices fixes the number of "

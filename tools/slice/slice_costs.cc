@@ -84,6 +84,15 @@ SliceCosts::SliceCosts(const std::string& times_file, int cells, bool backward) 
   granularity_ = table_->forward.granularity;
 }
 
+SliceCosts::SliceCosts(const ChunkTimes& times, int cells, std::int64_t tokens, std::int64_t granularity)
+    : backward_(false), tokens_(tokens > 0 ? tokens : times.longest), cells_(cells) {
+  granularity_ = granularity > 0 ? granularity : default_granularity(tokens_);
+  const auto time = [times](std::int64_t chunk, std::int64_t context) {
+    return from_seconds(times.seconds(chunk, context), "time of a slice");
+  };
+  table_ = SlicingProblem{.forward = slice_times(tokens_, granularity_, time), .num_cells = cells};
+}
+
 SliceCosts::~SliceCosts() = default;
 
 SlicingProblem SliceCosts::problem(int sequences) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "model/scenario/costs.h"
+#include "model/slicing/chunk_times.h"
 #include "model/slicing/stage_times.h"
 #include "model/slicing/terapipe.h"
 #include "tools/command/scenario_flags.h"
@@ -21,6 +22,8 @@ class SliceCosts {
   SliceCosts(const nlohmann::json& document, const std::string& file, std::int64_t granularity, bool backward);
   // From a table of times for `cells` cells.
   SliceCosts(const std::string& times_file, int cells, bool backward);
+  // The same from times of measured chunks, fitted. `tokens` 0: up to the end of the last one.
+  SliceCosts(const ChunkTimes& times, int cells, std::int64_t tokens, std::int64_t granularity);
   ~SliceCosts();
 
   // Returns the problem for microbatches of `sequences` (0: the scenario's), without limits on the number of slices.

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
+#include "model/input/files.h"
 #include "model/schedule/family.h"
 #include "model/slicing/algorithm1.h"
 #include "model/slicing/balanced.h"
@@ -21,9 +22,11 @@ namespace {
 
 // The fastest cut, which --balanced is compared with, has at least this many positions and fewer than twice as many.
 constexpr int kFewestPositions = 256;
+constexpr std::int64_t kMostChunkTokens = 1 << 30;
 
-SliceCosts costs_of(const SliceRequest& request, const nlohmann::json& document, std::int64_t granularity) {
-  if (request.times.empty()) return SliceCosts(document, request.file, granularity, request.backward);
+bool measures_chunks(const SliceRequest& request) { return request.times.ends_with(".csv"); }
+
+int cells_of(const nlohmann::json& document) {
   const nlohmann::json::json_pointer place("/parallelism/pp");
   if (!document.contains(place) || !document[place].is_number_integer())
     throw InputError("slice: --times needs --pp, the number of cells");
@@ -31,7 +34,25 @@ SliceCosts costs_of(const SliceRequest& request, const nlohmann::json& document,
   if (cells < 1 || cells > kMaxRanks) {
     throw InputError(fmt::format("--pp: expected a whole number of cells from 1 to {}, got {}", kMaxRanks, cells));
   }
-  return SliceCosts(request.times, static_cast<int>(cells), request.backward);
+  return static_cast<int>(cells);
+}
+
+ChunkTimes chunk_times_of(const SliceRequest& request, int cells) {
+  return fit_chunk_times(parse_chunks(read_file(request.times), request.times, cells), request.times);
+}
+
+SliceCosts costs_of(const SliceRequest& request, const nlohmann::json& document, std::int64_t granularity) {
+  if (request.times.empty()) return SliceCosts(document, request.file, granularity, request.backward);
+  const int cells = cells_of(document);
+  if (!measures_chunks(request)) return SliceCosts(request.times, cells, request.backward);
+  if (request.backward) throw InputError("slice: --backward: measured chunks have forwards alone");
+  const nlohmann::json::json_pointer length("/batch/sequence_length");
+  const bool given = document.contains(length) && document[length].is_number_integer();
+  const std::int64_t tokens = given ? document[length].get<std::int64_t>() : 0;
+  if (given && (tokens < 1 || tokens > kMostChunkTokens)) {
+    throw InputError(fmt::format("--seq-length: expected 1 to {}, got {}", kMostChunkTokens, tokens));
+  }
+  return SliceCosts(chunk_times_of(request, cells), cells, tokens, granularity);
 }
 
 // Returns the largest FLOPs of the layers in these slices divided by the smallest, minus 1.
@@ -98,6 +119,15 @@ SliceCut terapipe(const SliceRequest& request, const nlohmann::json& document) {
   report.plan = algorithm1 ? algorithm1_slices(problem, from_seconds(request.algorithm1_ms / 1e3, "--algorithm1"))
                            : best_slices(problem);
   compare(problem, report);
+  if (measures_chunks(request)) {
+    report.chunks = chunk_times_of(request, costs.cells());
+    if (report.chunks->one_size) {
+      report.assumed = fmt::format(
+          "{}: all chunks have one size, which does not tell what each costs whatever its size: "
+          "none is assumed, and shorter chunks may be slower",
+          request.times);
+    }
+  }
   return cut_of(report);
 }
 
@@ -204,7 +234,8 @@ SliceCut cut_slices(const SliceRequest& request, const nlohmann::json& document)
   refuse(request.balanced && request.max_slices > 0,
          "--balanced needs --slices, the number of slices, not --max-slices");
   refuse(request.schedule.empty() && request.time_budget_s >= 0, "--time-budget needs --for");
-  refuse(!request.times.empty() && request.granularity > 0, "--times excludes --granularity: the table has its own");
+  refuse(!request.times.empty() && !measures_chunks(request) && request.granularity > 0,
+         "--times excludes --granularity: the table has its own");
   refuse(!request.times.empty() && !request.file.empty(), "--times excludes a scenario file");
   if (!request.schedule.empty()) return for_schedule(request, document);
   if (request.balanced) return balanced(request, document);

@@ -32,6 +32,14 @@ std::string hop_latency_text(const CutReport& report) {
                      time_text(report.hop_latency * (report.backward ? 2 : 1)));
 }
 
+std::string chunk_times_text(const ChunkTimes& times) {
+  return fmt::format(
+      "  n tokens after u: {:.4g} s + {:.4g} u + {:.4g} n + {:.4g} (2 u n + n^2); mean error of the chunks "
+      "{:.1f} %, largest {:.1f} %\n",
+      times.fixed_s, times.per_context_s, times.per_token_s, times.attention_s, 100 * times.mean_error,
+      100 * times.max_error);
+}
+
 OrderedJson frame_json(const CutReport& report) {
   return {{"schema", "sluice.slice/1"},        {"method", report.method}, {"tokens", report.tokens},
           {"granularity", report.granularity}, {"cells", report.cells},   {"sequences", report.sequences},
@@ -84,6 +92,7 @@ std::string cut_table(const CutReport& report) {
   out +=
       other(fmt::format("best even, {}", counted(report.best_even, "slice", "s")), report.best_even_time, plan.latency);
   out += other("no slicing", report.whole, plan.latency);
+  if (report.chunks) out += chunk_times_text(*report.chunks);
   return out + hop_latency_text(report);
 }
 
@@ -99,6 +108,11 @@ std::string cut_json(const CutReport& report) {
     out["fastest"] = {{"granularity", report.best_granularity}, {"time_s", to_seconds(plan.lower_bound)}};
   }
   out["sweeps"] = plan.sweeps;
+  if (const auto& times = report.chunks) {
+    out["chunk_times"] = {{"fixed_s", times->fixed_s},         {"per_context_s", times->per_context_s},
+                          {"per_token_s", times->per_token_s}, {"attention_s", times->attention_s},
+                          {"mean_error", times->mean_error},   {"max_error", times->max_error}};
+  }
   if (report.flops_spread) out["flops_spread"] = *report.flops_spread;
   out["even_s"] = to_seconds(report.even);
   out["best_even"] = {{"slices", report.best_even}, {"time_s", to_seconds(report.best_even_time)}};

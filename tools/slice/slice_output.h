@@ -30,6 +30,7 @@ struct CutReport {
   Duration whole{};
   Duration hop_latency{};              // of all transfers in one direction, not included in the times
   std::string assumed;                 // assumed_times_line
+  std::optional<ChunkTimes> chunks;    // that the times are from
   std::optional<double> flops_spread;  // balanced slices: largest over smallest FLOPs, minus 1
 };
 std::string cut_table(const CutReport& report);
