@@ -87,6 +87,7 @@ class Check {
     found = static_cast<std::uint32_t>(index);
     // The op that produces it, or the one that reads it.
     const std::uint32_t op = (of_forward(c.kind) ? forward_ : gradient_)[cell(c.stage, c.microbatch, c.slice)];
+    if (op == kNowhere) fail(rank, index, "its microbatch is forward-only");
     if (is_send(c.kind) && op >= c.before) {
       fail(rank, index, fmt::format("precedes {}, which produces it", to_string(list[op], schedule_.sliced())));
     }
@@ -103,6 +104,7 @@ class Check {
         for (int slice = 0; slice < schedule_.num_slices(mb); ++slice) {
           require(CommunicationKind::send_forward, stage, mb, slice);
           require(CommunicationKind::recv_forward, stage + 1, mb, slice);
+          if (schedule_.shape(mb).forward_only) continue;
           require(CommunicationKind::send_backward, stage + 1, mb, slice);
           require(CommunicationKind::recv_backward, stage, mb, slice);
         }

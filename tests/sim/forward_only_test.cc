@@ -14,6 +14,7 @@
 #include "model/schedule/family.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
+#include "model/schedule/with_communication.h"
 #include "sim/engine/predict.h"
 
 namespace sluice::test {
@@ -62,7 +63,10 @@ TEST(ForwardOnly, EveryFamilyRunsItsForwardsInTheirOrder) {
       for (const Op& op : alone.ops(rank)) ordered.push_back(number(op));
       EXPECT_EQ(ordered, expected);
     }
-    const Schedule read = schedule_from_json(schedule_to_json(alone), "read");
+    const Schedule sent = with_communication(alone);
+    EXPECT_NO_THROW(static_cast<void>(lower(sent)));
+    EXPECT_EQ(without_backward(with_communication(training)).num_ops(), alone.num_ops());
+    const Schedule read = schedule_from_json(schedule_to_json(sent), "read");
     EXPECT_EQ(read.parts().orders, alone.parts().orders);
     EXPECT_TRUE(read.forward_only());
     const OpGraph graph = lower(alone);
@@ -133,6 +137,8 @@ TEST(ForwardOnly, OneMissingBackwardIsAnError) {
   EXPECT_THAT(refusal(R"("0F0", "0F1", "0B0", "0B1")", trained + ", " + alone),
               testing::HasSubstr("B(stage 0, mb 1) is there, but its microbatch is forward-only"));
   EXPECT_THAT(refusal(R"("0F0", "0B0")", trained + ", " + alone), testing::HasSubstr("F(stage 0, mb 1) is missing"));
+  EXPECT_THAT([] { static_cast<void>(schedule_from_csv("0F0,0SEND_F0,0RECV_B0\n1RECV_F0,1F0,1SEND_B0\n", "file")); },
+              testing::ThrowsMessage<ScheduleError>(testing::HasSubstr("0RECV_B0: its microbatch is forward-only")));
   EXPECT_TRUE(schedule_from_csv("0F0,0F1\n1F0,1F1\n", "file").forward_only());
 }
 

@@ -44,12 +44,12 @@ class OwnBest {
           const std::function<Scenario(const Json&)>& read, const std::atomic<bool>* stop)
       : given_(given), adapted_(adapted), fixed_(fixed), read_(read), stop_(stop) {}
 
-  // Returns the best configuration, or none without the analytic cost model.
+  // Returns the best configuration, or none without the analytic cost model or a backward.
   std::optional<Choice> run() const {
     const Scenario scenario = read_(adapted_);
     if (scenario.schedule == kAutomatic || names_file(scenario.schedule)) return std::nullopt;
     if (!scenario.model || !scenario.cluster || scenario.cost != CostKind::analytic) return std::nullopt;
-    if (scenario.training.pp < 2) return std::nullopt;
+    if (scenario.training.pp < 2 || scenario.training.forward_only()) return std::nullopt;
     const Family& family = find_family(scenario.schedule);
     Choice best{.document = adapted_, .scenario = scenario};
     const std::vector<int> chunks = chunks_for(family, scenario);
