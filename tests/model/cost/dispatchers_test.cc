@@ -4,6 +4,9 @@
 
 #include <cmath>
 
+#include "model/cost/analytic.h"
+#include "tests/model/workload/models.h"
+
 namespace sluice::model {
 namespace {
 
@@ -87,6 +90,30 @@ TEST(Dispatchers, TakeLongerWithMoreToSend) {
       more.network_bytes_per_s = 36e9;
       EXPECT_GE(expert_exchange_s(dispatcher, more), one.tokens * one.token_bytes / 36e9);
     }
+  }
+}
+
+// Narrow GEMMs need padded rows, which are copied before the experts and back after them, in both directions.
+TEST(Dispatchers, NarrowRowsArePaddedByCopiesUnlessByHybridEp) {
+  const Transformer model = test::example("qwen3-30b-a3b/config.json");
+  const auto padding = [&](Training::TokenDispatcher dispatcher, GemmPrecision precision, OpKind kind) {
+    Training training;
+    training.dp = training.ep = 8;
+    training.sequence_length = 4096;
+    training.precision = precision;
+    training.token_dispatcher = dispatcher;
+    double bytes = 0;
+    for (const KernelCall& call : layer_kernels(model, training, kind, {1, 4096, 0}, LayerKind::experts)) {
+      if (call.name.find("padd") != std::string_view::npos) bytes += call.bytes * call.count;
+    }
+    return bytes;
+  };
+  constexpr double kCopied = 8 * 4096 * 2048 * (2 + 2);  // rows x channels, read and written
+  for (const OpKind kind : {OpKind::F, OpKind::I}) {
+    EXPECT_DOUBLE_EQ(padding(all_to_all, GemmPrecision::mxfp8, kind), 2 * kCopied);
+    EXPECT_DOUBLE_EQ(padding(deepep, GemmPrecision::mxfp8, kind), 2 * kCopied);
+    EXPECT_EQ(padding(hybridep, GemmPrecision::mxfp8, kind), 0);
+    EXPECT_EQ(padding(all_to_all, GemmPrecision::bf16, kind), 0);
   }
 }
 
