@@ -58,6 +58,8 @@ def recomputation_of(table, row):
         return {"recompute": "full"}
     if kind == "none" or not modules:
         return {}
+    if "moe" in modules and "moe_router" in words_of(table.text(row, "cuda_graph_modules")):
+        return {}  # Megatron-LM refuses it: a recipe's graphs without the recomputation of the recipe it starts from
     if table.text(row, "model").startswith("nvidia/NVIDIA-Nemotron-3"):  # which have no dense layers
         modules = [word for word in modules if word != "mlp"]
     return {"recompute": "selective", "recompute_modules": [MODULES.get(word, word) for word in modules]}
@@ -97,8 +99,13 @@ def parallelism_of(table, row, experts):
     # Transformer Engine fuses experts of some sizes only; it runs others as if it had not been asked.
     if "model.use_transformer_engine_op_fuser=True" in config and table.text(row, "model") in BRIDGE["fused_experts"]:
         out["fused_grouped_mlp"] = True
-    if experts and table.text(row, "dispatcher"):
-        out["moe_token_dispatcher"] = table.text(row, "dispatcher").lower()
+    backend = re.search(r"moe_flex_dispatcher_backend=(\w+)", table.text(row, "config"))
+    dispatcher = table.text(row, "dispatcher").lower() or (backend[1] if backend and backend[1] != "None" else "")
+    if experts and dispatcher:
+        out["moe_token_dispatcher"] = dispatcher
+    multiprocessors = re.search(rf"moe_(?:flex_dispatcher|{dispatcher})_num_sms=(\d+)", table.text(row, "config"))
+    if experts and multiprocessors:
+        out["moe_communication_sms"] = int(multiprocessors[1])
     if chosen(table, row, "ep_overlap") and not chosen(table, row, "delay_wgrad"):
         out["weave"] = "whole-backward"
     layout = table.text(row, "layout")

@@ -138,6 +138,14 @@ double cast_bytes(const Training& training) {
   return traits.bits == 16 ? 2 : 2 * traits.bytes;
 }
 
+// Copies of the rows of every expert to or from a buffer in which each has as many as narrow GEMMs need (Megatron-LM's
+// fp8_padding and fp8_unpadding); HybridEP pads them as it orders them.
+void add_padding(Kernels& out, const Training& training, const ExpertSizes& e, std::string_view name) {
+  if (!traits_of(training.precision).narrow() || training.pads_experts || training.fused_grouped_mlp) return;
+  if (training.token_dispatcher == Training::TokenDispatcher::hybridep) return;
+  out.push_back(memory(name, 4 * e.come * e.channels));
+}
+
 // The ranks with the parts of the same experts gather all their rows, or add their results of them.
 void exchange_parts(Kernels& out, const Training& training, const ExpertSizes& e, std::string_view name) {
   if (training.etp == 1) return;
@@ -230,6 +238,7 @@ void add_forward(const Options& block, const BlockCall& call, const ExpertSizes&
   if (block.latent > 0) add_linear(out, training, "down for experts", e.own, s.hidden, block.latent);
   dispatch(out, training, e, LayerPart::dispatch, "copies for experts", "dispatch", "copies in order");
   first = out.size();
+  add_padding(out, training, e, "padded copies");
   add_grouped_cast(out, training, "cast of input", traits.input, e, e.come * e.channels);
   out.push_back(grouped_rows(training, "experts in", e, e.channels, e.width_in));
   if (training.fused_grouped_mlp) {
@@ -244,6 +253,7 @@ void add_forward(const Options& block, const BlockCall& call, const ExpertSizes&
   }
   out.push_back(grouped_rows(training, "experts out", e, e.width, e.channels));
   add_expert_biases(out, block, training, e);
+  add_padding(out, training, e, "results without padding");
   mark(out, first, LayerPart::experts);
   combine(out, training, e, LayerPart::combine, "results in order", "combine", "sum of experts");
   if (block.latent > 0) add_linear(out, training, "up from experts", e.own, block.latent, s.hidden);
@@ -258,6 +268,7 @@ void add_input_gradient(const Options& block, const BlockCall& call, const Exper
   if (block.latent > 0) add_linear_gradient(out, training, "d up from experts", e.own, s.hidden, block.latent);
   dispatch(out, training, e, LayerPart::combine, "d sum of experts", "d combine", "d results in order");
   std::size_t first = out.size();
+  add_padding(out, training, e, "d results without padding");
   add_expert_bias_gradients(out, block, training, e);
   add_grouped_cast(out, training, "cast of output gradient", traits.gradient, e, e.come * e.channels);
   out.push_back(grouped_rows(training, "d experts out", e, e.channels, e.width, GemmPass::input_gradient));
@@ -270,6 +281,7 @@ void add_input_gradient(const Options& block, const BlockCall& call, const Exper
     add_grouped_cast(out, training, "cast of output gradient", traits.gradient, e, e.come * e.width_in);
   }
   out.push_back(grouped_rows(training, "d experts in", e, e.width_in, e.channels, GemmPass::input_gradient));
+  add_padding(out, training, e, "d padded copies");
   mark(out, first, LayerPart::experts);
   combine(out, training, e, LayerPart::dispatch, "d copies in order", "d dispatch", "d copies for experts");
   if (block.latent > 0) add_linear_gradient(out, training, "d down for experts", e.own, block.latent, s.hidden);

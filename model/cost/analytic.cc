@@ -313,9 +313,13 @@ double AnalyticCost::dispatch_s(const KernelCall& call) const {
   }
   const double copies = expected_parts(model_.experts, training_.ep);
   const double domains = expected_parts(model_.experts, reach.nodes);
+  // HybridEP sends tokens with the probabilities of all experts of their domain, and returns their gradients.
+  const bool hybrid = training_.token_dispatcher == Training::TokenDispatcher::hybridep;
+  const double probability_bytes =
+      hybrid && call.part == LayerPart::dispatch ? 4.0 * model_.experts.count / reach.nodes : 0;
   return expert_exchange_s(training_.token_dispatcher,
                            {.tokens = call.tokens,
-                            .token_bytes = call.bytes / (call.tokens * model_.experts.per_token),
+                            .token_bytes = call.bytes / (call.tokens * model_.experts.per_token) + probability_bytes,
                             .copies = copies,
                             .ranks = static_cast<double>(reach.per_node),
                             .domains = static_cast<double>(reach.nodes),

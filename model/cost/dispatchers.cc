@@ -1,6 +1,7 @@
 #include "model/cost/dispatchers.h"
 
 #include <cmath>
+#include <limits>
 
 namespace sluice::model {
 namespace {
@@ -16,8 +17,9 @@ struct Rates {
 };
 constexpr Rates kDeepEpDispatch = {39e-6, 0, 0.44e-6, 0.085e-6, 29.4e9, 1, 1.6};
 constexpr Rates kDeepEpCombine = {48e-6, 0, 0.99e-6, 0, 29.4e9, 0.74, 2.5};
-constexpr Rates kHybridEpDispatch = {120e-6, 3e-6, 0, 0, 60e9, 0.70, 1};
-constexpr Rates kHybridEpCombine = {120e-6, 3e-6, 0, 0, 48e9, 0.66, 1};
+constexpr Rates kHybridEpDispatch = {75e-6, 0, 0, 0.051e-6, 90e9, 0.72, 1};
+// Each copy is read from its rank: the latency of reads in flight, whatever their size.
+constexpr Rates kHybridEpCombine = {8e-6, 2.7e-6, 0.03e-6, 0.38e-6, std::numeric_limits<double>::infinity(), 0.71, 1};
 
 const Rates& rates_of(Training::TokenDispatcher dispatcher, bool combines) {
   if (dispatcher == Training::TokenDispatcher::deepep) return combines ? kDeepEpCombine : kDeepEpDispatch;

@@ -25,8 +25,10 @@ struct ExpertExchange {
 // DeepEP: fitted to 2,340 timings of dispatch and combine on one node of H100, B200, B300, GB200 and GB300
 // (ai-dynamo/aiconfigurator @095f58a5, sglang 0.5.12), with errors by GPU from benchmarks/kernels/dispatch_rates.py;
 // between nodes, 1.6 (dispatch) and 2.5 times as long on the multiprocessors (2 and 4 nodes of H100 with 8 of them).
-// HybridEP: the bandwidths of DeepEP's docs/README_Hybrid-EP.md on 8 to 36 ranks of B200 and GB200 (kernels; the fixed
-// time is what the call in PyTorch takes beyond them).
+// HybridEP: fitted to the kernels' bandwidths of DeepEP's docs/README_Hybrid-EP.md on 8 to 36 ranks of B200 and GB200
+// with tokens of 7,168 elements, and to kernels with tokens of 512 on 8 B200 (its branch hybrid-ep @1b8f467). The fixed
+// time is what a call in PyTorch takes beyond its kernel and beyond the copy between the tensors of the ranks and the
+// buffer that is sent, which orders tokens by expert in training and is priced as such.
 double expert_exchange_s(Training::TokenDispatcher dispatcher, const ExpertExchange& sent);
 
 }  // namespace sluice::model

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -179,7 +180,9 @@ TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json ranking = json::parse(result.out).at("ranking");
   EXPECT_EQ(ranking.at(0).at("pp"), 8);
-  EXPECT_EQ(ranking.at(1).at("pp"), 4);
+  const auto other = std::find_if(ranking.begin(), ranking.end(), [](const json& row) { return row.at("pp") == 4; });
+  ASSERT_NE(other, ranking.end());
+  EXPECT_LT(other->at("iteration_s"), 1.02 * ranking.at(0).at("iteration_s").get<double>());
 }
 
 TEST(PlanCommand, PrintsFlagsThatRunExperts) {
