@@ -1,8 +1,6 @@
 #include "sim/planner/plan.h"
 
 #include <algorithm>
-#include <map>
-#include <tuple>
 #include <utility>
 
 #include "model/errors.h"
@@ -16,6 +14,7 @@ namespace {
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
 constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 24, .nodes = 50'000};
+constexpr int kMostOffloaded = 6;            // times the bytes that are left without optimizer states, at most
 constexpr int kMostGain = 10;                // percent that layers of stages are assumed to gain at most
 constexpr std::int64_t kMostKept = 100'000;  // vertices and ops of a structure that is kept between rounds
 
@@ -57,6 +56,22 @@ void recompute_less(const Scenario& base, const PlanSpace& space, PlanPoint& poi
   }
 }
 
+// Gives a configuration the dispatcher that is fastest with its schedule, where this is faster.
+void choose_dispatcher(const Scenario& base, const PlanSpace& space, PlanPoint& point, PlanResult& result) {
+  if (!point.dispatcher) return;
+  PlanPoint with = point;
+  StructureRuns runs(scenario_of(base, space, point));
+  for (const Training::TokenDispatcher each : space.dispatchers) {
+    with.dispatcher = each;
+    PlanResult other = runs.run(scenario_of(base, space, with));
+    if (other.status != PlanStatus::simulated || !other.fits) continue;
+    if (std::tie(other.tight, other.iteration) >= std::tie(result.tight, result.iteration)) continue;
+    other.bound = Duration{0};
+    result = std::move(other);
+    point.dispatcher = each;
+  }
+}
+
 }  // namespace
 
 Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Predicate& subset)
@@ -65,19 +80,43 @@ Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Pred
       keep_(std::max(1, keep)),
       everything_(everything),
       subset_(subset) {
-  points_ = enumerate(base_, space_);
-  results_.resize(points_.size());
-  std::map<std::tuple<const Family*, int, int, int, int>, int> known;
-  for (const PlanPoint& point : points_) {
-    const auto [found, added] = known.try_emplace(
-        {point.family, point.pp, point.chunks, point.microbatches, point.slices}, static_cast<int>(known.size()));
-    structure_of_.push_back(found->second);
-    in_subset_.push_back(subset && subset(point) ? 1 : 0);
-  }
-  structures_.resize(known.size());
+  for (const PlanPoint& point : enumerate(base_, space_)) add_point(point);
 }
 
 Plan::~Plan() = default;
+
+void Plan::add_point(const PlanPoint& point) {
+  const auto [found, added] =
+      structure_numbers_.try_emplace({point.family, point.pp, point.chunks, point.microbatches, point.slices},
+                                     static_cast<int>(structure_numbers_.size()));
+  if (added) structures_.emplace_back();
+  structure_of_.push_back(found->second);
+  in_subset_.push_back(subset_ && subset_(point) ? 1 : 0);
+  points_.push_back(point);
+  results_.emplace_back();
+}
+
+bool Plan::memory_binds() const {
+  const std::vector<int> order = ranking();
+  if (order.empty() || results_[to_size(order.front())].tight) return true;
+  return points_[to_size(order.front())].recompute == Training::Recompute::full;
+}
+
+// Adds the configurations that do not fit, with optimizer states on the host, and has them assessed.
+void Plan::add_offloaded() {
+  space_.may_offload = false;
+  const std::size_t before = points_.size();
+  for (std::size_t i = 0; i < before; ++i) {
+    const PlanResult& result = results_[i];
+    const bool fits = result.status == PlanStatus::simulated ? result.fits : result.status != PlanStatus::over;
+    PlanPoint point = points_[i];
+    if (result.needed_bytes / kMostOffloaded > base_.cluster->gpu.memory_bytes) continue;  // does not fit even then
+    if (fits || point.family->asynchronous || (point.dp > 1 && !point.distributed_optimizer)) continue;
+    point.offloads_optimizer = true;
+    if (!space_.refusal || space_.refusal(point).empty()) add_point(point);
+  }
+  round_size_ = points_.size() > before ? 0 : round_size_;
+}
 
 std::vector<Plan::Work> Plan::next() {
   std::vector<Work> work;
@@ -85,9 +124,9 @@ std::vector<Plan::Work> Plan::next() {
     work.push_back({.point = point, .structure = structure_of_[point], .simulate = simulate});
   };
   if (round_size_ == 0) {
-    for (int point = 0; point < std::ssize(points_); ++point) add(point, false);
+    for (std::size_t point = num_assessed_; point < points_.size(); ++point) add(static_cast<int>(point), false);
   }
-  while (work.empty() && taken_ < queue_.size()) {
+  while (round_size_ > 0 && work.empty() && taken_ < queue_.size()) {
     const std::size_t end = std::min(queue_.size(), taken_ + round_size_);
     for (; taken_ < end; ++taken_) {
       if (!everything_ && dominated(queue_[taken_])) {
@@ -97,6 +136,10 @@ std::vector<Plan::Work> Plan::next() {
       }
     }
     round_size_ = std::min(kLargestRound, 2 * round_size_);
+  }
+  if (work.empty() && space_.may_offload && memory_binds()) {
+    add_offloaded();
+    return next();
   }
   std::stable_sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.structure < b.structure; });
   return work;
@@ -153,20 +196,21 @@ std::int64_t Plan::num_closed() const {
                        [&](int point) { return results_[point].status != PlanStatus::open; });
 }
 
-// After the first round, queues the configurations that may fit for simulation, by bound.
+// After an assessment, queues the configurations that may fit for simulation, by bound.
 void Plan::end_round() {
   if (round_size_ > 0) return;
   round_size_ = kFirstRound;
   std::vector<char> needed(structures_.size(), 0);
-  for (int point = 0; point < std::ssize(points_); ++point) {
-    if (results_[point].status != PlanStatus::open) continue;
-    queue_.push_back(point);
-    needed[structure_of_[point]] = 1;
+  for (; num_assessed_ < points_.size(); ++num_assessed_) {
+    if (results_[num_assessed_].status != PlanStatus::open) continue;
+    queue_.push_back(static_cast<int>(num_assessed_));
+    needed[to_size(structure_of_[num_assessed_])] = 1;
   }
   for (std::size_t i = 0; i < needed.size(); ++i) {
     if (needed[i] == 0) structures_[i].reset();
   }
-  std::stable_sort(queue_.begin(), queue_.end(), [&](int a, int b) { return results_[a].bound < results_[b].bound; });
+  std::stable_sort(queue_.begin() + static_cast<std::ptrdiff_t>(taken_), queue_.end(),
+                   [&](int a, int b) { return results_[a].bound < results_[b].bound; });
 }
 
 void Plan::record(int point) {
@@ -230,7 +274,8 @@ std::vector<int> Plan::leaders(const std::vector<int>& fitting, int count) const
   for (const int point : order) {
     const PlanPoint& of = points_[to_size(point)];
     const auto same = [&](int other) { return without_layers(other) == without_layers(point); };
-    const bool choices = of.pp * of.chunks > 1 || of.recompute == Training::Recompute::full;
+    const bool choices =
+        of.pp * of.chunks > 1 || of.recompute == Training::Recompute::full || of.dispatcher.has_value();
     if (choices && std::none_of(out.begin(), out.end(), same)) out.push_back(point);
   }
   const auto sizes = [&](int index) {
@@ -265,6 +310,7 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
     const int index = indices[to_size(i)];
     out.fewer = points_[to_size(index)];
     out.fewer_result = results_[to_size(index)];
+    choose_dispatcher(base_, space_, out.fewer, out.fewer_result);
     if (any_number) recompute_less(base_, space_, out.fewer, out.fewer_result);
     if (out.fewer.pp * out.fewer.chunks == 1) return;
     Partition partition = regular_partition(scenario_of(base_, space_, out.fewer), kRefinement, stop);

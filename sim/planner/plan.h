@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "sim/planner/plan_space.h"
@@ -12,8 +14,10 @@
 
 namespace sluice::sim {
 
-// Searches all configurations of a model on a cluster, in rounds. Each round is a list of configurations to assess or
-// to simulate; they may be processed anywhere and in any order, with the same result:
+// Searches all configurations of a model on a cluster, in rounds. If memory binds (none fits without the margin, or the
+// fastest recomputes all), those that do not fit are tried with their optimizer states on the host as well. Each round
+// is a list of configurations to assess or to simulate; they may be processed anywhere and in any order, with the same
+// result:
 //   Plan plan(base, space, 10);
 //   for (auto work = plan.next(); !work.empty(); work = plan.next()) {
 //     plan.take(work, plan.work_out(work));
@@ -51,9 +55,9 @@ class Plan {
 
   // After the search: gives the first `count` of the ranking, and of that of the subset, the smallest number of
   // recomputed layers that fits, unless the space lists numbers, and the partition of their layers that
-  // `regular_partition` finds, where this is faster, and ranks them again. Configurations that differ only in the
-  // layers of their outer stages, or in the number of recomputed ones, count once. Does nothing if the base specifies
-  // layers of stages.
+  // `regular_partition` finds, and the fastest dispatcher, where these are faster, and ranks them again. Configurations
+  // that differ only in the layers of their outer stages, or in the number of recomputed ones, count once. Does nothing
+  // if the base specifies layers of stages.
   void refine(int count, const std::atomic<bool>* stop = nullptr);
 
   // Number of configurations that may fit, and of those among them that are finished.
@@ -68,6 +72,7 @@ class Plan {
   std::vector<int> pareto_front() const;
 
  private:
+  using StructureKey = std::tuple<const Family*, int, int, int, int>;
   // The best results so far.
   struct Best {
     // The first of the ranking, ascending, at most `keep` each: those that fit clearly, and within the memory margin.
@@ -81,6 +86,9 @@ class Plan {
   };
 
   bool dominated(int point) const;
+  void add_point(const PlanPoint& point);
+  bool memory_binds() const;
+  void add_offloaded();
   std::vector<int> ranking_of_subset() const;
   std::vector<int> leaders(const std::vector<int>& fitting, int count) const;
   void adopt(int index, PlanPoint point, PlanResult result);
@@ -98,7 +106,9 @@ class Plan {
   std::vector<std::unique_ptr<StructureRuns>> structures_;  // built on demand
   std::vector<int> queue_;                                  // points to simulate, by bound
   std::size_t taken_ = 0;                                   // number taken from the queue
-  std::size_t round_size_ = 0;                              // 0: before the assessment
+  std::size_t round_size_ = 0;                              // 0: before an assessment
+  std::size_t num_assessed_ = 0;                            // points before the last assessment
+  std::map<StructureKey, int> structure_numbers_;
   Best best_;
   Best best_of_subset_;
 };

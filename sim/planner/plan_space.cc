@@ -13,8 +13,12 @@
 #include "model/blocks/layer.h"
 #include "model/errors.h"
 #include "model/input/nearest.h"
+#include "model/scenario/costs.h"
 #include "model/scenario/pipeline_layout.h"
+#include "model/scenario/settings.h"
+#include "model/scenario/setup.h"
 #include "model/slicing/balanced.h"
+#include "sim/planner/iteration_bound.h"
 
 namespace sluice::sim {
 namespace {
@@ -176,8 +180,32 @@ class Enumeration {
       batch_divides_ = true;
       point_.micro_batch = size;
       point_.microbatches = static_cast<int>(of_replica / size);
+      point_.dispatcher = fastest_dispatcher();
       for (const Family* family : families_) with_family(*family);
     }
+  }
+
+  // Returns the dispatcher with the lowest bound of one microbatch of 1F1B with the current sizes.
+  std::optional<Training::TokenDispatcher> fastest_dispatcher() const {
+    if (point_.ep == 1 || space_.dispatchers.empty()) return std::nullopt;
+    PlanPoint point = point_;
+    point.family = &find_family("1f1b");
+    point.microbatches = point.chunks = point.slices = 1;
+    Duration least = Duration::max();
+    for (const Training::TokenDispatcher each : space_.dispatchers) {
+      PlanPoint with = point;
+      with.dispatcher = each;
+      try {
+        const Scenario scenario = scenario_of(base_, space_, with);
+        const Schedule schedule = make_schedule(scenario);
+        const Duration bound = least_iteration(schedule, 1, ScenarioCosts(scenario, schedule));
+        if (bound < least) point.dispatcher = each;
+        least = std::min(least, bound);
+      } catch (const InputError&) {
+        continue;  // the assessment reports it
+      }
+    }
+    return point.dispatcher;
   }
 
   // Returns whether the schedule of the current point is that of an earlier family: many are equal on one rank.
@@ -410,6 +438,14 @@ bool blocks_transfers(const Scenario& base, const PlanPoint& point) {
   return point.overlap_transfers ? !*point.overlap_transfers : base.blocks_transfers();
 }
 
+std::string name_of(Training::TokenDispatcher dispatcher) {
+  return split_words(find_setting_of_flag("--moe-token-dispatcher")->words)[static_cast<std::size_t>(dispatcher)];
+}
+
+double offloaded_part(const Scenario& base, const PlanPoint& point) {
+  return point.offloads_optimizer ? 1 : base.training.optimizer_offload;
+}
+
 std::string requested_flags(const PlanSpace& space) {
   std::string out;
   const auto add = [&](const char* flag, const auto& values) {
@@ -464,6 +500,8 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   out.training.overlap_param_gather = point.overlap_param_gather;
   if (point.overlap_transfers) out.overlap_transfers = point.overlap_transfers;
   out.training.pipeline_before_data = point.pipeline_before_data;
+  if (point.dispatcher) out.training.token_dispatcher = *point.dispatcher;
+  out.training.optimizer_offload = offloaded_part(base, point);
   out.training.sequence_parallel = point.tp > 1 && space.sequence_parallel;
   return out;
 }
@@ -516,6 +554,10 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   flag("--overlap-p2p-communication", !blocks_transfers(base, point), !base.blocks_transfers());
   flag("--sequence-parallel", point.tp > 1 && space.sequence_parallel, training.sequence_parallel);
   flag("--use-tp-pp-dp-mapping", point.pipeline_before_data, training.pipeline_before_data);
+  if (point.dispatcher.value_or(training.token_dispatcher) != training.token_dispatcher) {
+    out += fmt::format(" --moe-token-dispatcher {}", name_of(*point.dispatcher));
+  }
+  flag("--optimizer-cpu-offload", offloaded_part(base, point) > 0, training.optimizer_offload > 0);
   return out + space.base_flags;
 }
 

@@ -38,6 +38,8 @@ struct PlanPoint {
   bool pipeline_before_data = false;
   // Nothing: as in the base. If that leaves it open, transfers of Megatron-LM's interleaved schedule overlap.
   std::optional<bool> overlap_transfers;
+  std::optional<Training::TokenDispatcher> dispatcher;  // nothing: as in the base
+  bool offloads_optimizer = false;                      // all optimizer states; otherwise as in the base
 
   friend bool operator==(const PlanPoint&, const PlanPoint&) = default;
 };
@@ -69,13 +71,16 @@ struct PlanSpace {
   std::vector<bool> overlap_grad_reduce;    // default: as in the base
   std::vector<bool> overlap_param_gather;   // where it is possible; default: as in the base
   std::vector<bool> pipeline_before_data;   // default: both, where they differ
-  bool sequence_parallel = true;            // where tp > 1
-  bool balanced_slices = true;              // equal FLOPs instead of equal lengths
-  bool uneven_outer_stages = true;          // also up to two layers fewer in the last stage, and one in the first
-  bool empty_stages = false;                // also more stages than layers
-  bool megatron_transfers = false;          // only transfers of interleaved stages may overlap
-  bool base_transfers = false;              // all transfers are as in the base
-  std::string base_flags = {};              // of what was set in the base besides its own flags; `flags_of` adds them
+  // Of experts, to choose from: by the lower bound of 1F1B with these sizes, and all for the leaders (Plan::refine).
+  std::vector<Training::TokenDispatcher> dispatchers;  // default: as in the base
+  bool may_offload = false;                            // tries optimizer states on the host if memory binds
+  bool sequence_parallel = true;                       // where tp > 1
+  bool balanced_slices = true;                         // equal FLOPs instead of equal lengths
+  bool uneven_outer_stages = true;  // also up to two layers fewer in the last stage, and one in the first
+  bool empty_stages = false;        // also more stages than layers
+  bool megatron_transfers = false;  // only transfers of interleaved stages may overlap
+  bool base_transfers = false;      // all transfers are as in the base
+  std::string base_flags = {};      // of what was set in the base besides its own flags; `flags_of` adds them
   // Returns the reason why a configuration is left out, "" if it is not; by default none is.
   std::function<std::string(const PlanPoint&)> refusal = {};
 };
@@ -93,6 +98,12 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 // attention, as in `simulate`; of models with experts or latent attention also norms, the experts' activation and the
 // projection up from the latents (as in NVIDIA's recipes for DeepSeek-V3), with core attention unless it is fused.
 std::vector<RecomputeModules> cheap_modules(const Model& model, const Training& training);
+
+// Returns "deepep".
+std::string name_of(Training::TokenDispatcher dispatcher);
+
+// Returns the fraction of the optimizer states that a configuration has on the host.
+double offloaded_part(const Scenario& base, const PlanPoint& point);
 
 // Whether the ranks of a configuration wait for their sends.
 bool blocks_transfers(const Scenario& base, const PlanPoint& point);

@@ -25,12 +25,12 @@ TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
   const auto flags = [](const std::string& more) {
     const CommandResult result = run_sluice(
         words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 "
-              "--tp 4 --pp 16 --ep 32 --mbs 1 --schedule 1f1b --even-stages --top 4 --memory-margin 0 "
+              "--tp 4 --pp 16 --ep 32 --mbs 1 --schedule 1f1b --even-stages --top 4 --show 1,2,3,4 --memory-margin 0 "
               "--recompute selective " +
               more));
     return result.out + result.err;
   };
-  EXPECT_THAT(flags(""), testing::HasSubstr(" selective layernorm,mla_up_proj,moe_act "));
+  EXPECT_THAT(flags(""), testing::HasSubstr(" selective layernorm,mla_up_proj,moe_act\n"));
   EXPECT_THAT(flags("--recompute-modules mlp"), testing::HasSubstr(" --recompute-modules mlp"));
 }
 
@@ -77,7 +77,7 @@ TEST(PlanCommand, PrintsCudaGraphsAndFusedExperts) {
   const auto flags = [](const std::string& more) {
     const CommandResult result = run_sluice(words(
         "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 256 --seq-length 4096 --tp 1 --pp 2 --ep 8 "
-        "--mbs 1 --schedule 1f1b --even-stages --top 1 " +
+        "--mbs 1 --schedule 1f1b --even-stages --top 1 --show 1 " +
         more));
     return result.out + result.err;
   };
@@ -111,7 +111,7 @@ TEST(PlanCommand, PrintsTheCapacityOfExperts) {
   const auto flags = [](const std::string& more) {
     const CommandResult result = run_sluice(words(
         "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 256 --seq-length 4096 --tp 1 --pp 2 --ep 8 "
-        "--mbs 1 --schedule 1f1b --even-stages --top 1 --moe-expert-capacity-factor 1.25 " +
+        "--mbs 1 --schedule 1f1b --even-stages --show 1 --moe-expert-capacity-factor 1.25 " +
         more));
     return result.out + result.err;
   };
@@ -254,6 +254,66 @@ TEST(PlanCommand, BestForMegatronIsRefined) {
     EXPECT_LE(best(open), best(restricted)) << base;
   }
   EXPECT_GE(2 * compared, spaces);
+}
+
+// The searched dispatcher is as fast as each of them, the flags of a row give it, and one that is given stays.
+TEST(PlanCommand, SearchesTheDispatcher) {
+  const std::string model = "--model qwen3-30b-a3b --seq-length 4096 --gbs 256 ";
+  const std::string base = "plan --json " + model + "--gpus 16 --tp 1 --pp 1 --mbs 1 --schedule 1f1b,combined-1f1b ";
+  const auto plan = [&](const std::string& more) { return json::parse(run_sluice(words(base + more)).out); };
+  const json found = plan("--cluster dgx-h100");
+  const json& first = found.at("ranking").at(0);
+  EXPECT_THAT(found.at("searched"), testing::Contains("dispatcher"));
+  for (const char* dispatcher : {"alltoall", "deepep", "hybridep"}) {
+    const json fixed = plan(std::string("--cluster dgx-h100 --moe-token-dispatcher ") + dispatcher);
+    EXPECT_THAT(fixed.at("searched"), testing::Not(testing::Contains("dispatcher")));
+    EXPECT_LE(first.at("iteration_s"), fixed.at("ranking").at(0).at("iteration_s"));
+    for (const json& row : fixed.at("ranking")) {
+      EXPECT_EQ(row.at("dispatcher"), row.at("ep") > 1 ? json(dispatcher) : json());
+    }
+  }
+  const CommandResult simulated =
+      run_sluice(shell_words("simulate --json --cluster dgx-h100 " + model + first.at("flags").get<std::string>()));
+  EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), first.at("makespan_s")) << simulated.err;
+  // DeepEP and HybridEP are for Hopper and later, and of Megatron-LM's code.
+  EXPECT_THAT(plan("--cluster dgx-a100-80gb").at("searched"), testing::Not(testing::Contains("dispatcher")));
+  EXPECT_THAT(plan("--cluster dgx-h100 --software torchtitan").at("searched"),
+              testing::Not(testing::Contains("dispatcher")));
+}
+
+// Optimizer states move to the host only if nothing fits without, and if the scenario leaves it open.
+TEST(PlanCommand, OffloadsWhereMemoryBinds) {
+  const std::string base =
+      "plan --model llama3-70b --cluster dgx-h100 --seq-length 4096 --gbs 64 --schedule 1f1b --json ";
+  const json bound = json::parse(run_sluice(words(base + "--gpus 8 --show 1")).out);
+  EXPECT_EQ(bound.at("ranking").at(0).at("optimizer_offload"), 1);
+  EXPECT_THAT(bound.at("ranking").at(0).at("flags").get<std::string>(), testing::HasSubstr(" --optimizer-cpu-offload"));
+  EXPECT_THAT(bound.at("shown").at(0).at("configurations").at("megatron").get<std::string>(),
+              testing::HasSubstr(" --optimizer-cpu-offload"));
+  EXPECT_EQ(run_sluice(words(base + "--gpus 8 --optimizer-cpu-offload=false")).exit_code, 3);
+  const json free = json::parse(run_sluice(words(base + "--gpus 64")).out);
+  for (const json& row : free.at("ranking")) EXPECT_EQ(row.at("optimizer_offload"), 0);
+}
+
+// All lines of the table have at most 120 columns, whatever columns it needs.
+TEST(PlanCommand, TablesFit) {
+  for (const char* more :
+       {"--model qwen3-30b-a3b --gpus 32 --cp 1,2 --etp 1,2 --ep 4,8 --tp 1,2 --pp 2 --mbs 1 --recompute selective",
+        "--model qwen3-30b-a3b --gpus 32 --ep 4 --tp 1,2 --pp 2,4 --mbs 1 --schedule seq1f1b-interleaved --slices 2,4",
+        "--model llama3-70b --gpus 8 --schedule seq1f1b-interleaved --tp 4"}) {
+    const CommandResult result =
+        run_sluice(words(std::string("plan --cluster dgx-h100 --seq-length 8192 --gbs 64 --even-stages ") + more));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      const auto columns = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+      EXPECT_LE(columns, 120) << line;
+    }
+  }
+  EXPECT_THAT(run_sluice(words("plan --model llama3-8b --cluster dgx-h100 --gpus 8 --gbs 8 --seq-length 8192 "
+                               "--schedule 1f1b --mbs 1 --even-stages --show 99999"))
+                  .err,
+              testing::HasSubstr("plan: --show: expected a row of the ranking, 1 to "));
 }
 
 }  // namespace

@@ -28,6 +28,11 @@ class Refusal {
   std::string reason_;
 };
 
+bool exchanges_by_nccl(const Scenario& base, const PlanPoint& point) {
+  const auto dispatcher = point.dispatcher.value_or(base.training.token_dispatcher);
+  return point.ep == 1 || dispatcher == Training::TokenDispatcher::all_to_all;
+}
+
 std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
   const Transformer& model = *base.model->flat;
   Refusal out;
@@ -124,7 +129,8 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
              "without a pipeline, each microbatch is followed by its backward pass (1f1b)");
   const bool one_dimension = point.tp * point.pp == 1;
   const bool sharded = base.training.zero_stage() == 3;
-  out.unless(base.training.optimizer_offload == 0 || sharded, "it offloads sharded states only (--zero-stage 3)");
+  out.unless(exchanges_by_nccl(base, point), "its exchange of tokens is NCCL's all-to-all");
+  out.unless(offloaded_part(base, point) == 0 || sharded, "it offloads sharded states only (--zero-stage 3)");
   out.unless(base.training.zero_stage() != 2, "it shards parameters as well as gradients (--zero-stage 3)");
   out.unless(sharded || point.cp == 1, "it shards parameters over context-parallel ranks (--zero-stage 3)");
   out.unless(point.etp == 1, "it does not split experts over tensor-parallel ranks");
@@ -166,7 +172,7 @@ std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, co
   fmt::format_to(std::back_inserter(out), "\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
                  point.micro_batch * (pipeline ? point.microbatches : 1), base.global_batch,
                  base.training.sequence_length);
-  if (base.training.optimizer_offload > 0) out += "enable_cpu_offload = true\n";
+  if (offloaded_part(base, point) > 0) out += "enable_cpu_offload = true\n";
   fmt::format_to(std::back_inserter(out),
                  "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
                  "tensor_parallel_degree = {}\ncontext_parallel_degree = {}\npipeline_parallel_degree = {}\n",
@@ -203,7 +209,7 @@ std::string refused_by_deepspeed(const Scenario& base, const PlanPoint& point) {
   out.unless(base.training.cross_entropy == Training::CrossEntropy::separate, "its loss is not fused");
   out.unless(!base.training.overlap_grad_reduce, "its pipeline engine does not overlap the reduction of gradients");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
-  const double offload = base.training.optimizer_offload;
+  const double offload = offloaded_part(base, point);
   out.unless(offload == 0 || (offload == 1 && !base.training.overlap_optimizer_offload),
              "it offloads all optimizer states, without overlap");
   out.unless(offload == 0 || point.distributed_optimizer || point.dp == 1,
@@ -280,7 +286,8 @@ std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   out.unless(base.training.joint_overlap != Training::JointOverlap::all,
              "runs do not overlap collectives of tensor parallelism (--joint-overlap experts)");
   out.unless(point.ep == 1 || base.training.weave != kSearchedWeave, "runs do not search weaves");
-  out.unless(base.training.optimizer_offload == 0, "runs keep optimizer states on the device");
+  out.unless(exchanges_by_nccl(base, point), "runs exchange tokens by NCCL's or MPI's all-to-all");
+  out.unless(offloaded_part(base, point) == 0, "runs keep optimizer states on the device");
   out.unless(!point.distributed_optimizer, "runs do not support a distributed optimizer");
   out.unless(!point.pipeline_before_data, "runs place replicas before stages");
   out.unless(point.recompute != Training::Recompute::selective, "runs do not support selective recomputation");

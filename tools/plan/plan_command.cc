@@ -227,6 +227,8 @@ int plan_command(const PlanOptions& options) {
     report.document = document;
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = interrupted;
+    if (interrupted) report.show.clear();
+    if (!plan.ranking().empty()) check_shown(report);
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
     fmt::print("{}", options.json ? plan_json(report) : plan_table(report));
     if (end == SearchEnd::alone) end_alone(peers);
@@ -352,6 +354,14 @@ Subcommand add_plan_command(CLI::App& app) {
       ->excludes("--all", "--even-stages", "--runs-on");
   command->add_option("--top", options->request.top, "Number of rows in the ranking, 1 to 100000 (default 10)")
       ->check(CLI::Range(1, 100000));
+  command
+      ->add_option("--show", options->request.show,
+                   "Rows of the ranking to print in full, 1 to 100000: layout, flags, and how each framework runs it "
+                   "(default: none)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(1, 100000))
+      ->excludes("--partition");
   command
       ->add_option("--shortlist", options->request.shortlist,
                    "Number of configurations to name for measurements, 1 to 1000, such that their fastest is "

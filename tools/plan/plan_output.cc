@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -13,90 +13,23 @@
 #include <utility>
 
 #include "import/megatron_arguments.h"
+#include "model/errors.h"
+#include "model/scenario/settings.h"
 #include "model/scenario/setup.h"
+#include "model/to_size.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/shortlist.h"
 #include "sim/planner/structure_runs.h"
 #include "tools/command/assumptions.h"
 #include "tools/command/document.h"
+#include "tools/plan/plan_rows.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 // Number of configurations of which the exact memory is computed to find the smallest.
 constexpr std::size_t kMostSmallest = 512;
-
-constexpr std::array kRecompute = {"none", "selective", "full"};
-
-const char* recompute_of(const PlanPoint& point) { return kRecompute[static_cast<std::size_t>(point.recompute)]; }
-
-// "full 3" where three layers per stage are recomputed, "selective mlp,moe_act" where not only core attention is.
-std::string recompute_text(const PlanPoint& point) {
-  const bool listed =
-      point.recompute == Training::Recompute::selective && point.recompute_modules != RecomputeModule::core_attention;
-  if (listed) return fmt::format("selective {}", fmt::join(names_of(point.recompute_modules), ","));
-  return point.recompute_layers > 0 ? fmt::format("full {}", point.recompute_layers) : recompute_of(point);
-}
-
-double gib(std::int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
-
-double tokens_per_device(const PlanPoint& point, const PlanResult& result) {
-  const double devices = static_cast<double>(point.tp) * point.cp * point.pp * point.dp;
-  return result.throughput.tokens_per_s / devices;
-}
-
-// The frameworks that run a configuration as it is.
-std::vector<std::string_view> runners_of(const Scenario& base, const PlanPoint& point) {
-  std::vector<std::string_view> out;
-  for (const Framework& framework : all_frameworks()) {
-    if (framework.refusal(base, point).empty()) out.push_back(framework.name);
-  }
-  return out;
-}
-
-// What the prediction of a configuration rests on and frameworks do differently.
-std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& point) {
-  std::vector<std::string> out;
-  if (point.pp > 1) out.emplace_back(blocks_transfers(base, point) ? "sends block" : "sends overlap");
-  if (point.overlap_grad_reduce && point.dp * point.cp > 1) out.emplace_back("gradient reduction overlaps");
-  if (point.overlap_param_gather) out.emplace_back("parameter gather overlaps");
-  Training training = base.training;
-  training.ep = point.ep;
-  if (const double most = training.most_expert_rows(base.model->experts); most > 1) {
-    out.push_back(fmt::format("experts of one rank get {:.3g} times the mean", most));
-  }
-  const bool joint =
-      point.family->name == "dualpipe" || point.family->name == "dualpipe-v" || point.family->for_expert_parallelism;
-  if (joint && base.training.joint_overlap == Training::JointOverlap::all) {
-    out.emplace_back("joint blocks hide all communication");
-  } else if (joint && point.ep > 1 && base.training.joint_overlap == Training::JointOverlap::experts) {
-    out.emplace_back("joint blocks hide dispatch and combine");
-  }
-  return out;
-}
-
-// Returns properties without a column: "distributed optimizer, pipeline before data, Et*12|(t*12|)*6t*11L". With
-// `assumptions`, also what the row rests on, and which frameworks run it.
-std::string notes(const Scenario& base, const PlanPoint& point, const PlanResult& result, bool assumptions) {
-  std::string out;
-  const auto add = [&](bool has, const std::string& text) {
-    if (has) out += (out.empty() ? "" : ", ") + text;
-  };
-  add(result.tight, "within the memory margin");
-  add(result.extrapolated, "extrapolated from fewer microbatches");
-  add(point.distributed_optimizer, "distributed optimizer");
-  add(point.pipeline_before_data, "pipeline before data");
-  const std::string layout = uneven_layout(base, point);
-  add(!layout.empty(), layout);
-  if (!assumptions) return out;
-  for (const std::string& each : assumptions_of(base, point)) add(true, each);
-  const std::vector<std::string_view> runners = runners_of(base, point);
-  add(true, runners.empty() ? "runs on none" : fmt::format("runs on {}", fmt::join(runners, " ")));
-  return out;
-}
 
 struct Counts {
   int refused = 0, over = 0, bounded = 0, simulated = 0, too_large = 0, open = 0;
@@ -130,68 +63,78 @@ int within_error(const Plan& plan, const std::vector<int>& ranking, double error
   return static_cast<int>(beyond - ranking.begin());
 }
 
-std::string rows_text(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths(rows.front().size(), 0);
-  for (const auto& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const bool text = rows.front()[c] == "schedule" || rows.front()[c] == "recompute" || c + 1 == row.size();
-      line += text ? fmt::format("  {:<{}}", row[c], widths[c]) : fmt::format("  {:>{}}", row[c], widths[c]);
-    }
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
-  return out;
-}
-
-std::string ranking_text(const PlanReport& report, const std::vector<int>& ranking) {
-  const Plan& plan = *report.plan;
-  const auto any = [&](int PlanPoint::*size) {
-    return std::any_of(plan.points().begin(), plan.points().end(), [&](const PlanPoint& p) { return p.*size > 1; });
-  };
-  const bool with_context = any(&PlanPoint::cp);
-  const bool with_experts = any(&PlanPoint::ep);
-  const bool with_expert_parts = any(&PlanPoint::etp);
-  std::vector<std::vector<std::string>> rows = {{"#", "tp", "pp", "dp", "vpp", "mbs", "slices", "schedule", "recompute",
-                                                 "iteration", "tok/s/GPU", "MFU", "bubble", "peak GiB", "vs #1", ""}};
-  const auto add_sizes = [&](const std::string& context, const std::string& experts, const std::string& parts) {
-    if (with_expert_parts) rows.back().insert(rows.back().begin() + 4, parts);
-    if (with_experts) rows.back().insert(rows.back().begin() + 4, experts);
-    if (with_context) rows.back().insert(rows.back().begin() + 2, context);
-  };
-  add_sizes("cp", "ep", "etp");
-  const double best = to_seconds(plan.results()[ranking.front()].iteration);
-  for (int i = 0; i < std::min<int>(report.top, static_cast<int>(ranking.size())); ++i) {
-    const PlanPoint& point = plan.points()[ranking[i]];
-    const PlanResult& result = plan.results()[ranking[i]];
-    rows.push_back({std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
-                    std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
-                    std::string(point.family->name), recompute_text(point), time_text(result.iteration),
-                    grouped(tokens_per_device(point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
-                    fmt::format("{:.1f} %", 100 * result.bubble_fraction),
-                    fmt::format("{:.1f}", gib(result.needed_bytes)),
-                    i == 0 ? "-" : fmt::format("{:+.1f} %", 100 * (to_seconds(result.iteration) / best - 1)),
-                    notes(plan.base(), point, result, report.framework == nullptr)});
-    add_sizes(std::to_string(point.cp), std::to_string(point.ep), std::to_string(point.etp));
-  }
-  return rows_text(rows);
+auto place_of(int point, const std::vector<int>& ranking) {
+  return std::find(ranking.begin(), ranking.end(), point) - ranking.begin() + 1;
 }
 
 // Returns the places of the Pareto front in the ranking: "#1 (2.1 s, 70 GiB), #4 (2.3 s, 61 GiB) and 3 more".
 std::string front_text(const Plan& plan, const std::vector<int>& ranking) {
-  constexpr std::size_t kShown = 12;
+  constexpr std::size_t kShown = 3;
   std::string out;
   const std::vector<int> front = plan.pareto_front();
   for (std::size_t i = 0; i < std::min(kShown, front.size()); ++i) {
-    const auto place = std::find(ranking.begin(), ranking.end(), front[i]) - ranking.begin() + 1;
     const PlanResult& result = plan.results()[front[i]];
-    fmt::format_to(std::back_inserter(out), "{}#{} ({}, {:.1f} GiB)", i > 0 ? ", " : "", place,
+    fmt::format_to(std::back_inserter(out), "{}#{} ({}, {:.1f} GiB)", i > 0 ? ", " : "", place_of(front[i], ranking),
                    time_text(result.iteration), gib(result.needed_bytes));
   }
   if (front.size() > kShown) out += fmt::format(" and {} more", front.size() - kShown);
+  return out;
+}
+
+// Returns why the fastest configuration is not the first: it needs some of the memory margin.
+std::string faster_text(const Plan& plan, const std::vector<int>& ranking) {
+  const int fastest = plan.pareto_front().front();
+  const PlanResult& first = plan.results()[ranking.front()];
+  const PlanResult& faster = plan.results()[fastest];
+  const Gpu& gpu = plan.base().cluster->gpu;
+  if (first.tight) return "Every configuration that fits needs some of the memory margin (--memory-margin).\n";
+  if (faster.iteration >= first.iteration) return "";
+  const double left = 1 - static_cast<double>(faster.needed_bytes) / static_cast<double>(gpu.memory_bytes);
+  return fmt::format(
+      "#{} is {:.1f} % faster than #1, but needs {:.1f} of {:.1f} GiB: less than the margin of {:.1f} % is left "
+      "(--memory-margin {:.1f}%).\n",
+      place_of(fastest, ranking), 100 * (1 - to_seconds(faster.iteration) / to_seconds(first.iteration)),
+      gib(faster.needed_bytes), gib(gpu.memory_bytes), 100 * gpu.memory_margin, std::floor(1000 * left) / 10);
+}
+
+// Returns the first that each framework runs as it is.
+std::string runners_text(const Plan& plan, const std::vector<int>& ranking) {
+  std::vector<std::string> found;
+  const double first = to_seconds(plan.results()[ranking.front()].iteration);
+  for (const Framework& framework : all_frameworks()) {
+    const auto runs = [&](int point) { return framework.refusal(plan.base(), plan.points()[point]).empty(); };
+    const auto best = std::find_if(ranking.begin(), ranking.end(), runs);
+    const double slower = best == ranking.end() ? 0 : to_seconds(plan.results()[*best].iteration) / first - 1;
+    std::string& text = found.emplace_back(framework.title);
+    text += best == ranking.end() ? " none" : fmt::format(" #{}", best - ranking.begin() + 1);
+    if (best != ranking.begin() && best != ranking.end()) text += fmt::format(" ({:+.1f} %)", 100 * slower);
+  }
+  return fmt::format("Runs as it is, of those simulated: {}\n", fmt::join(found, ", "));
+}
+
+// The scenario document with what the search chose besides the sizes, so that it is not assumed.
+nlohmann::json chosen_document(const PlanReport& report, const PlanPoint& point) {
+  nlohmann::json out = report.document;
+  const auto set = [&](const char* flag, const nlohmann::json& value) {
+    out[nlohmann::json::json_pointer(std::string(find_setting_of_flag(flag)->pointer))] = value;
+  };
+  if (point.dispatcher) set("--moe-token-dispatcher", name_of(*point.dispatcher));
+  if (point.offloads_optimizer) set("--optimizer-cpu-offload", true);
+  return out;
+}
+
+OrderedJson shown_json(const PlanReport& report, const std::vector<int>& ranking) {
+  OrderedJson out = OrderedJson::array();
+  for (const int row : report.show) {
+    const PlanPoint& point = report.plan->points()[ranking[to_size(row - 1)]];
+    OrderedJson& shown = out.emplace_back(OrderedJson{{"place", row - 1}});
+    for (const Framework& framework : all_frameworks()) {
+      const std::string refusal = framework.refusal(report.plan->base(), point);
+      const std::string key(refusal.empty() ? "configurations" : "refusals");
+      shown[key][std::string(framework.name)] =
+          refusal.empty() ? framework.configuration(report.plan->base(), report.plan->space(), point) : refusal;
+    }
+  }
   return out;
 }
 
@@ -201,21 +144,6 @@ std::string framework_text(const Framework& framework, const Plan& plan, const s
   const bool lines = text.find('\n') != std::string::npos;
   return fmt::format("run #1 with {}:{}{}\n", framework.title, lines ? "\n" : "  ",
                      lines ? text.substr(0, text.find_last_not_of('\n') + 1) : text);
-}
-
-std::string megatron_text(const Plan& plan, const std::vector<int>& ranking) {
-  const int best = plan.best_of_subset();
-  if (best < 0 && !plan.base().model->flat) {
-    return "Arguments of Megatron-LM are not printed for layers other than a transformer's.\n";
-  }
-  if (best < 0) return "Megatron-LM supports none of these configurations.\n";
-  const std::string arguments = megatron_arguments(scenario_of(plan.base(), plan.space(), plan.points()[best]));
-  if (best == ranking.front()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
-  const double slower =
-      to_seconds(plan.results()[best].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
-  const auto place = std::find(ranking.begin(), ranking.end(), best) - ranking.begin() + 1;
-  return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} ({:+.1f} %):  {}\n", place,
-                     100 * slower, arguments);
 }
 
 // Returns the places in the ranking to measure. Configurations within the memory margin are left out where others fit.
@@ -262,33 +190,10 @@ std::string shortlist_text(const PlanReport& report, const std::vector<int>& ran
   return out;
 }
 
-OrderedJson sizes_json(const PlanPoint& point) {
-  return {{"schedule", point.family->name},
-          {"tp", point.tp},
-          {"cp", point.cp},
-          {"pp", point.pp},
-          {"dp", point.dp},
-          {"ep", point.ep},
-          {"etp", point.etp},
-          {"vpp", point.chunks},
-          {"micro_batch", point.micro_batch},
-          {"microbatches", point.microbatches},
-          {"slices", point.slices},
-          {"recompute", recompute_of(point)},
-          {"recompute_modules", names_of(point.recompute_modules)},
-          {"recompute_layers", point.recompute_layers},
-          {"distributed_optimizer", point.distributed_optimizer},
-          {"overlap_grad_reduce", point.overlap_grad_reduce},
-          {"overlap_param_gather", point.overlap_param_gather},
-          {"pipeline_before_data", point.pipeline_before_data},
-          {"first_stage_layers", point.first_layers},
-          {"last_stage_layers", point.last_layers}};
-}
-
 OrderedJson ranked_json(const Plan& plan, int index) {
   const PlanPoint& point = plan.points()[index];
   const PlanResult& result = plan.results()[index];
-  OrderedJson out = sizes_json(point);
+  OrderedJson out = sizes_json(plan.base(), point);
   out["iteration_s"] = to_seconds(result.iteration);
   out["makespan_s"] = to_seconds(result.makespan);
   out["bubble_fraction"] = result.bubble_fraction;
@@ -317,7 +222,7 @@ std::string_view status_of(const PlanResult& result) {
 // Returns a configuration that is not in the ranking, with the reason.
 OrderedJson unranked_json(const Plan& plan, int index) {
   const PlanResult& result = plan.results()[index];
-  OrderedJson out = sizes_json(plan.points()[index]);
+  OrderedJson out = sizes_json(plan.base(), plan.points()[index]);
   out["status"] = status_of(result);
   if (result.bound > Duration{0}) out["least_iteration_s"] = to_seconds(result.bound);
   if (result.status == PlanStatus::simulated) out["iteration_s"] = to_seconds(result.iteration);
@@ -337,17 +242,19 @@ std::string plan_table(const PlanReport& report) {
   const Plan& plan = *report.plan;
   const Counts counts = counts_of(plan);
   std::string out = fmt::format(
-      "{} · evaluated {} · invalid {} · do not fit {} · ruled out by bounds {} · simulated {} · {:.1f} s{}\n",
+      "{} · evaluated {} · invalid {} · do not fit {}\nruled out by bounds {} · simulated {} · {:.1f} s{}\n",
       gpus_text(plan.base(), plan.space()), grouped(static_cast<double>(plan.points().size()) - counts.open),
       grouped(counts.refused), grouped(counts.over + counts.too_large), grouped(counts.bounded),
       grouped(counts.simulated), report.seconds, report.interrupted ? " · interrupted: best so far" : "");
   const std::vector<int> ranking = plan.ranking();
+  out += filled_words("searched:", searched(plan));
   if (ranking.empty()) return out;
-  out += ranking_text(report, ranking);
+  out += ranking_text(plan, ranking, report.top);
   if (const std::string remark = mfu_remark(plan.base(), plan.results()[ranking.front()].throughput.mfu);
       !remark.empty()) {
     out += fmt::format("#1: {}\n", remark);
   }
+  out += faster_text(plan, ranking);
   out += "Pareto (time, memory): " + front_text(plan, ranking) + "\n";
   for (const std::string& line : {interval_text(report.interval), such_runs_line(report.interval)}) {
     if (!line.empty()) out += fmt::format("#1: {}\n", line);
@@ -358,11 +265,16 @@ std::string plan_table(const PlanReport& report) {
                        close, 100 * report.model_error);
   }
   if (report.shortlist > 0) out += shortlist_text(report, ranking);
-  out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
   const Scenario fastest = scenario_of(plan.base(), plan.space(), plan.points()[ranking.front()]);
-  out += assumptions_text({fastest, report.document, kPlan, has_joint_blocks(make_schedule(fastest))});
-  return out + (report.framework != nullptr ? framework_text(*report.framework, plan, ranking)
-                                            : megatron_text(plan, ranking));
+  const nlohmann::json document = chosen_document(report, plan.points()[ranking.front()]);
+  out += assumptions_text({fastest, document, kPlan, has_joint_blocks(make_schedule(fastest))});
+  if (report.framework != nullptr) {
+    out += framework_text(*report.framework, plan, ranking);
+  } else {
+    out += runners_text(plan, ranking);
+  }
+  for (const int row : report.show) out += shown_text(plan, ranking, row);
+  return report.show.empty() ? out + "--show N prints the layout, the flags and the command lines of row N.\n" : out;
 }
 
 std::string plan_json(const PlanReport& report) {
@@ -378,6 +290,7 @@ std::string plan_json(const PlanReport& report) {
                        {"do_not_fit", counts.over + counts.too_large},
                        {"certainly_worse", counts.bounded},
                        {"simulated", counts.simulated}}},
+                     {"searched", searched(plan)},
                      {"seconds", report.seconds},
                      {"model_error", report.model_error},
                      {"capacity_bytes", plan.base().cluster->gpu.memory_bytes},
@@ -392,7 +305,8 @@ std::string plan_json(const PlanReport& report) {
   }
   if (!ranking.empty()) {
     const Scenario fastest = scenario_of(plan.base(), plan.space(), plan.points()[ranking.front()]);
-    add_assumptions(out, {fastest, report.document, kPlan, has_joint_blocks(make_schedule(fastest))});
+    const nlohmann::json document = chosen_document(report, plan.points()[ranking.front()]);
+    add_assumptions(out, {fastest, document, kPlan, has_joint_blocks(make_schedule(fastest))});
   }
   out["pareto"] = OrderedJson::array();  // places in the ranking, from 0
   std::map<int, std::size_t> place;
@@ -414,6 +328,7 @@ std::string plan_json(const PlanReport& report) {
     out["megatron"] = {{"place", place.at(best)},
                        {"arguments", megatron_arguments(scenario_of(plan.base(), plan.space(), plan.points()[best]))}};
   }
+  if (!report.show.empty()) out["shown"] = shown_json(report, ranking);
   out["others"] = OrderedJson::array();
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
     if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
@@ -425,8 +340,8 @@ std::string plan_csv(const Plan& plan) {
   std::string out =
       "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
       "pipeline_before_data,first_stage_layers,last_stage_layers,etp,recompute_layers,overlap_grad_reduce,"
-      "overlap_param_gather,iteration_s,least_iteration_s,bubble_fraction,"
-      "tokens_per_s_per_device,mfu,needed_memory_bytes,pipeline_layout,recompute_modules,reason\n";
+      "overlap_param_gather,iteration_s,least_iteration_s,bubble_fraction,tokens_per_s_per_device,mfu,"
+      "needed_memory_bytes,dispatcher,optimizer_offload,pipeline_layout,recompute_modules,reason\n";
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
   std::vector<char> listed(plan.points().size(), 0);
@@ -445,7 +360,7 @@ std::string plan_csv(const Plan& plan) {
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
         std::back_inserter(out),
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
         i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
         point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
         point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
@@ -453,10 +368,12 @@ std::string plan_csv(const Plan& plan) {
         figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
         figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
         figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
+        point.ep > 1 ? dispatcher_of(plan.base(), point) : "", offloaded_part(plan.base(), point),
         i < ranked ? uneven_layout(plan.base(), point) : "",
         point.recompute == Training::Recompute::selective
             ? fmt::format("\"{}\"", fmt::join(names_of(point.recompute_modules), ","))
             : "",
+
         reason.empty() ? "" : '"' + reason + '"');
   }
   return out;
@@ -466,6 +383,14 @@ std::string plan_invalid(const Plan& plan) {
   const bool all = std::all_of(plan.results().begin(), plan.results().end(),
                                [](const PlanResult& result) { return result.status == PlanStatus::refused; });
   return all && !plan.results().empty() ? plan.results().front().reason : "";
+}
+
+void check_shown(const PlanReport& report) {
+  const auto rows = static_cast<int>(report.plan->ranking().size());
+  for (const int row : report.show) {
+    if (row > rows)
+      throw InputError(fmt::format("plan: --show: expected a row of the ranking, 1 to {}, got {}", rows, row));
+  }
 }
 
 std::string plan_refusal(const Plan& plan) {

@@ -21,14 +21,19 @@ struct PlanReport {
   double seconds = 0;                         // search time
   bool interrupted = false;
   nlohmann::json document = {};          // the scenario document, for the assumptions of the fastest
+  std::vector<int> show = {};            // rows to print in full, from 1
   const Framework* framework = nullptr;  // that runs all configurations; null: any
 };
 
 // Returns "384 of 384 GPUs, 48 x dgx-h100": those that a plan uses, and those of the cluster.
 std::string gpus_text(const Scenario& base, const PlanSpace& space);
 
-// Returns the text for the terminal: GPUs, counts, ranking, Pareto front, and how the framework runs the best
-// configuration; without a framework, the best that Megatron-LM runs.
+// Throws InputError for a row to print that the ranking does not have.
+void check_shown(const PlanReport& report);
+
+// Returns the text for the terminal: GPUs, counts, what was searched, ranking, why a faster one is not first, Pareto
+// front, how the framework runs the best configuration or which is the best that each framework runs, and the rows to
+// print in full.
 std::string plan_table(const PlanReport& report);
 // Returns JSON, schema sluice.plan/1: the ranking of all simulated configurations that fit, and the status of the
 // others.

@@ -241,10 +241,30 @@ Scenario base_scenario(const PlanRequest& request, nlohmann::json document, bool
   return scenario;
 }
 
+// Opens what the scenario leaves to the framework: dispatchers that its release and the GPUs have, and optimizer states
+// on the host. Megatron-LM drops tokens with all-to-all only, and has both since 2025.
+void open_space(const Framework* framework, const Scenario& base, const nlohmann::json& document, PlanSpace& space) {
+  if (base.cost != CostKind::analytic || !base.model || !base.cluster) return;
+  const auto given = [&](const char* flag) {
+    return document.contains(nlohmann::json::json_pointer(std::string(find_setting_of_flag(flag)->pointer)));
+  };
+  const std::string& gpu = base.cluster->gpu.architecture;
+  const bool megatron = base.software.name == "Megatron-LM" || base.software.name == "NeMo";
+  const bool exchanges = megatron && (gpu == "Hopper" || gpu == "Blackwell") && base.training.expert_capacity == 0;
+  const bool runs = framework == nullptr || framework->name == "megatron";
+  if (base.model->has_experts() && exchanges && runs && !given("--moe-token-dispatcher")) {
+    using enum Training::TokenDispatcher;
+    space.dispatchers = {all_to_all, deepep, hybridep};
+  }
+  const bool host = base.cluster->host_link_bytes_per_s > 0 && base.cluster->host_memory_bytes_per_s > 0;
+  space.may_offload = host && !given("--optimizer-cpu-offload") && !given("--optimizer-offload-fraction");
+}
+
 Plan plan_of(const PlanRequest& request, const nlohmann::json& document) {
   PlanSpace space = space_of(request);
   Scenario base = base_scenario(request, document, false, space);
   const Framework* const framework = framework_of(request);
+  open_space(framework, base, document, space);
   if (framework != nullptr) restrict_to(*framework, base, space);
   const auto runs_on_megatron = [base](const PlanPoint& point) {
     return find_framework("megatron")->refusal(base, point).empty();
@@ -259,6 +279,7 @@ void refine_plan(Plan& plan, const PlanRequest& request, const std::atomic<bool>
 
 PlanReport report_of(const Plan& plan, const PlanRequest& request) {
   PlanReport report{.plan = &plan, .top = request.top, .shortlist = request.shortlist};
+  report.show = request.show;
   report.framework = framework_of(request);
   report.errors = catalogue_error_classes().all;
   if (const std::vector<int> ranking = plan.ranking(); !ranking.empty()) {

@@ -30,6 +30,7 @@ struct PlanRequest {
   bool refine = true;  // searches the partitions of the leaders, unless all stages must be even
   int top = 10;
   int shortlist = 0;
+  std::vector<int> show;  // rows to print in full, from 1
   // Relative error of the predicted difference between two configurations of a model on a cluster; by default that of
   // the class of measured runs (model/scenario/error_classes.h) of the fastest.
   std::optional<double> model_error;
