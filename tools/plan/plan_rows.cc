@@ -188,9 +188,10 @@ std::vector<std::string> searched(const Plan& plan) {
       {"offload", whether(&PlanPoint::offloads_optimizer)}};
   std::vector<std::string> out;
   const std::span<const PlanPoint> points = plan.points();
-  for (const auto& [name, value] : settings) {
-    const auto differs = [&](const PlanPoint& point) { return value(point) != value(points.front()); };
-    if (std::any_of(points.begin(), points.end(), differs)) out.emplace_back(name);
+  for (const auto& setting : settings) {
+    const auto& value_of = setting.second;
+    const auto differs = [&](const PlanPoint& point) { return value_of(point) != value_of(points.front()); };
+    if (std::any_of(points.begin(), points.end(), differs)) out.emplace_back(setting.first);
   }
   if (std::any_of(points.begin(), points.end(), [](const PlanPoint& p) { return p.dispatcher.has_value(); })) {
     out.emplace_back("dispatcher");
