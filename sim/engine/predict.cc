@@ -44,7 +44,11 @@ double sequences_of(const Setup& setup) {
   if (schedule.shapes().size() == 1) {
     sequences = static_cast<double>(microbatches) * schedule.shape(0).sequences;
   } else {
-    for (int mb = 0; mb < microbatches; ++mb) sequences += schedule.shape(mb).sequences;
+    // Forwards alone beside training are not trained.
+    for (int mb = 0; mb < microbatches; ++mb) {
+      const MicrobatchShape& shape = schedule.shape(mb);
+      if (!shape.forward_only || schedule.forward_only()) sequences += shape.sequences;
+    }
   }
   return sequences * setup.scenario().training.dp;
 }

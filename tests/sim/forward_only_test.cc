@@ -112,6 +112,9 @@ TEST(ForwardOnly, AReferencePassFillsTheBubblesOfTraining) {
     Scenario scenario = scenario_of("1f1b", ranks, 2 * passes);
     scenario.training.work = Training::Work::training;
     EXPECT_EQ(seconds_of(scenario, schedule_from_json(text, "read")), best) << text;
+    scenario.training.sequence_length = 3;  // what is not trained is not throughput
+    const Prediction prediction = predict(model::Setup(scenario, schedule_from_json(text, "read")), {});
+    EXPECT_DOUBLE_EQ(prediction.throughput.tokens_per_s, 3.0 * passes / best);
   }
 }
 
