@@ -159,6 +159,49 @@ void sort_microbatches(Microbatches& replica, MicrobatchOrder order, const Model
   });
 }
 
+void check_shared(const BatchRequest& request) {
+  if (request.most_tokens_per_rank == 0)
+    refuse(request,
+           "the most tokens per rank are required with dynamic context "
+           "parallelism (--max-seqlen-per-dp-cp-rank)");
+  if ((request.replicas & (request.replicas - 1)) != 0) {
+    refuse(request,
+           fmt::format("dynamic context parallelism requires a power of two ranks (--dp), got {}", request.replicas));
+  }
+  if (request.packer != Packer::given || request.order != MicrobatchOrder::given || request.microbatches > 0) {
+    refuse(request,
+           "packing, order and the number of microbatches follow from dynamic context parallelism: expected none");
+  }
+  for (const Documents& documents : request.loaded) {
+    for (const std::int64_t tokens : documents) {
+      const std::int64_t most = request.most_tokens > 0 ? request.most_tokens : tokens;
+      if (tokens > most || tokens > request.most_tokens_per_rank * request.replicas) {
+        refuse(request, fmt::format("expected documents of at most {} tokens, got {}",
+                                    std::min(most, request.most_tokens_per_rank * request.replicas), tokens));
+      }
+    }
+  }
+}
+
+// What the rank with the most tokens has at a time: all its documents of a group where these are one microbatch of a
+// pipeline, otherwise one.
+Documents local_documents(const ContextGroup& group, const BatchRequest& request) {
+  std::vector<Documents> of(to_size(request.replicas));
+  for (const SharedDocument& document : group) {
+    const std::int64_t tokens = (document.tokens + document.ranks - 1) / document.ranks;
+    for (int rank = document.first; rank < document.first + document.ranks; ++rank) {
+      Documents& local = of[to_size(rank)];
+      if (request.pipelined || local.empty()) {
+        local.push_back(tokens);
+      } else {
+        local.front() = std::max(local.front(), tokens);
+      }
+    }
+  }
+  return *std::max_element(of.begin(), of.end(),
+                           [](const Documents& a, const Documents& b) { return tokens_of(a) < tokens_of(b); });
+}
+
 bool is_as_loaded(const BatchRequest& request) {
   const std::size_t all = to_size(request.microbatches) * to_size(request.replicas);
   return request.loaded.size() == all &&
@@ -196,7 +239,33 @@ double work_of(const Documents& documents, const Model* model) {
   return sum;
 }
 
+ContextProblem context_problem(const BatchRequest& request) {
+  ContextProblem out{
+      .documents = {}, .ranks = request.replicas, .most_tokens = request.most_tokens_per_rank, .time = {}};
+  for (const Documents& each : request.loaded) out.documents.insert(out.documents.end(), each.begin(), each.end());
+  return out;
+}
+
+Batch batch_of_groups(BatchRequest request, std::vector<ContextGroup> groups) {
+  Batch out;
+  Microbatches& local = out.replicas.emplace_back();
+  for (const ContextGroup& group : groups) local.push_back(local_documents(group, request));
+  request.in_step = true;
+  request.microbatches = out.microbatches();
+  out.request = std::move(request);
+  out.groups = std::move(groups);
+  return out;
+}
+
 Batch make_batch(BatchRequest request, const Model* model) {
+  if (request.grouping != ContextGrouping::none) {
+    check_shared(request);
+    ContextProblem problem = context_problem(request);
+    problem.time = [](std::int64_t tokens, int ranks) {
+      return static_cast<double>(tokens) * static_cast<double>(tokens) / ranks;
+    };
+    return batch_of_groups(std::move(request), megatron_groups(problem));
+  }
   Batch out;
   if (request.packer == Packer::given) {
     check_given(request);
@@ -213,7 +282,8 @@ Batch make_batch(BatchRequest request, const Model* model) {
   return out;
 }
 
-Schedule with_microbatches(const Schedule& schedule, const Microbatches& microbatches, const std::string& place) {
+Schedule with_microbatches(const Schedule& schedule, const Batch& batch, const Microbatches& microbatches) {
+  const std::string& place = batch.request.place;
   if (std::ssize(microbatches) != schedule.num_microbatches()) {
     throw InputError(fmt::format("{}: {} microbatches per replica, but the schedule has {}", place, microbatches.size(),
                                  schedule.num_microbatches()));
@@ -221,25 +291,32 @@ Schedule with_microbatches(const Schedule& schedule, const Microbatches& microba
   if (schedule.shapes().size() > 1) {
     throw InputError(fmt::format("{}: the microbatches of the schedule have lengths of their own", place));
   }
+  const bool grouped = !batch.groups.empty();
+  if (grouped && (schedule.sliced() || schedule.has_joint_blocks())) {
+    throw InputError(
+        fmt::format("{}: slices and joint blocks are not modeled with dynamic context parallelism", place));
+  }
   ScheduleParts parts = schedule.parts();
-  std::map<Documents, int> known;
+  std::map<std::pair<Documents, int>, int> known;
   std::vector<int> of_batch;
   parts.shapes.clear();
   for (const Documents& documents : microbatches) {
-    const auto [entry, added] = known.try_emplace(documents, static_cast<int>(parts.shapes.size()));
+    const int group = grouped ? static_cast<int>(of_batch.size()) : -1;
+    const auto [entry, added] = known.try_emplace({documents, group}, static_cast<int>(parts.shapes.size()));
     of_batch.push_back(entry->second);
     if (!added) continue;
     try {
       parts.shapes.push_back({.sequences = 1,
                               .slice_lengths = even_slices(tokens_of(documents), schedule.max_slices()),
                               .documents = documents.size() > 1 ? documents : Documents(),
-                              .forward_only = schedule.forward_only()});
+                              .forward_only = schedule.forward_only(),
+                              .group = group});
     } catch (const InputError& error) {
       throw InputError(fmt::format("{}: {}", place, error.what()));
     }
   }
   parts.shape_of.clear();
-  for (int batch = 0; batch < schedule.num_batches(); ++batch) {
+  for (int each = 0; each < schedule.num_batches(); ++each) {
     parts.shape_of.insert(parts.shape_of.end(), of_batch.begin(), of_batch.end());
   }
   return Schedule(std::move(parts));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "model/batches/context_groups.h"
 #include "model/batches/documents.h"
 #include "model/blocks/model.h"
 #include "model/schedule/schedule.h"
@@ -14,6 +15,11 @@ namespace sluice::model {
 enum class Packer : std::uint8_t { given, greedy, differencing, exact };
 enum class MicrobatchOrder : std::uint8_t { given, ascending, descending, best };
 
+// How the data-parallel ranks share documents: not at all, by Megatron-LM's rule, or in the fastest way that is found
+// with the times of the scenario.
+enum class ContextGrouping : std::uint8_t { none, megatron, fastest };
+
+inline const std::vector<std::string> kContextGroupings = {"none", "megatron", "fastest"};
 inline const std::vector<std::string> kPackers = {"given", "greedy", "karmarkar-karp", "exact"};
 inline const std::vector<std::string> kMicrobatchOrders = {"given", "ascending", "descending", "best"};
 
@@ -28,6 +34,9 @@ struct BatchRequest {
   std::int64_t most_tokens = 0;  // of a microbatch; 0: any number
   // Replicas wait for each other at every microbatch, since they share its experts or parameters.
   bool in_step = false;
+  ContextGrouping grouping = ContextGrouping::none;
+  std::int64_t most_tokens_per_rank = 0;  // with grouping
+  bool pipelined = false;                 // a group is one microbatch of a pipeline; else its documents run one by one
 };
 
 using Microbatches = std::vector<Documents>;
@@ -37,6 +46,9 @@ struct Batch {
   BatchRequest request;
   std::vector<Microbatches> replicas;
   bool proven = false;  // no packing into microbatches has a lighter heaviest one
+  // With dynamic context parallelism, by microbatch. Then `replicas` has one entry: of each group, what the rank with
+  // the most tokens has at a time.
+  std::vector<ContextGroup> groups;
   // As loaded, if that has the same number of microbatches and was packed again or ordered otherwise; or empty.
   std::vector<Microbatches> before;
 
@@ -45,9 +57,7 @@ struct Batch {
   std::int64_t longest() const;  // tokens of the longest microbatch
   template <typename Visit>
   void for_each_document(const Visit& visit) const {
-    for (const Microbatches& replica : replicas) {
-      for (const Documents& documents : replica) std::for_each(documents.begin(), documents.end(), visit);
-    }
+    for (const Documents& documents : request.loaded) std::for_each(documents.begin(), documents.end(), visit);
   }
 };
 
@@ -57,10 +67,16 @@ double work_of(const Documents& documents, const Model* model);
 // Distributes the documents. As given, the microbatches of the loader go to the replicas in turn, as in Megatron-LM.
 // Otherwise documents are packed into microbatches of equal work, and these distributed over the replicas so that their
 // sums are equal, or in step, so that those with the same number are. Throws InputError if they do not fit.
+// With dynamic context parallelism the groups follow from Megatron-LM's rule.
 Batch make_batch(BatchRequest request, const Model* model);
+// The batch of these groups of the documents.
+Batch batch_of_groups(BatchRequest request, std::vector<ContextGroup> groups);
+// The problem of `grouping`; without times.
+ContextProblem context_problem(const BatchRequest& request);
 
-// Returns the schedule with these microbatches in place of its own, in every batch. Slices divide a microbatch evenly.
-// Throws InputError "PLACE: ..." for fewer tokens than slices, or another number of microbatches.
-Schedule with_microbatches(const Schedule& schedule, const Microbatches& microbatches, const std::string& place);
+// Returns the schedule with a batch's microbatches of one replica in place of its own, in every batch. Slices divide a
+// microbatch evenly. Throws InputError "PLACE: ..." for fewer tokens than slices, another number of microbatches, or
+// slices of groups.
+Schedule with_microbatches(const Schedule& schedule, const Batch& batch, const Microbatches& microbatches);
 
 }  // namespace sluice::model

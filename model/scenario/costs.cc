@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "model/batches/batch.h"
+#include "model/batches/context_group_cost.h"
 #include "model/blocks/transformer_footprint.h"
 #include "model/cost/analytic.h"
 #include "model/cost/fitted.h"
@@ -31,6 +32,20 @@ auto with_place(const Scenario& scenario, const char* place, const Work& work) {
 bool packs_documents(const Schedule& schedule) {
   return std::any_of(schedule.shapes().begin(), schedule.shapes().end(),
                      [](const MicrobatchShape& shape) { return !shape.documents.empty(); });
+}
+
+// Costs of documents on 1, 2, 4, ... and all of the data-parallel ranks. The length of a sequence, of which they have
+// none, need only be divisible.
+template <typename Make>
+std::vector<std::unique_ptr<const CostModel>> costs_by_ranks(Training training, const Make& make) {
+  std::vector<std::unique_ptr<const CostModel>> out;
+  const int ranks = training.dp;
+  training.sequence_length = std::int64_t{2} * ranks;
+  for (training.cp = 1; training.cp <= ranks; training.cp *= 2) {
+    training.dp = ranks / training.cp;
+    out.push_back(make(training));
+  }
+  return out;
 }
 
 }  // namespace
@@ -125,14 +140,18 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
   const auto require = [&](bool there, const char* what) {
     if (!there) throw InputError(fmt::format("{}: {}", scenario_.source, what));
   };
-  const auto analytic = [&] {
+  const bool grouped = scenario_.documents && !scenario_.documents->groups.empty();
+  require(!grouped || scenario_.cost == CostKind::analytic,
+          "/batch/dynamic_cp: required: the analytic cost of a model on a cluster");
+  const auto analytic_of = [&](const Training& training) {
     std::vector<StageContents> stages = stages_;
     if (scenario_.training.work == Training::Work::prefill) stages.back().head = false;
     return with_place(scenario_, "/cluster: ", [&] {
-      return std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages, *scenario_.cluster,
-                                            scenario_.software, scenario_.kernel_times.value_or(KernelTimes{}));
+      return std::make_unique<AnalyticCost>(*scenario_.model, training, stages, *scenario_.cluster, scenario_.software,
+                                            scenario_.kernel_times.value_or(KernelTimes{}));
     });
   };
+  const auto analytic = [&] { return analytic_of(scenario_.training); };
   switch (scenario_.cost) {
     case CostKind::uniform:
       cost_ = with_place(scenario_, "",
@@ -141,7 +160,12 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
     case CostKind::analytic:
       require(scenario_.model.has_value(), "/model: required by the analytic cost (--model)");
       require(scenario_.cluster.has_value(), "/cluster: required by the analytic cost (--cluster)");
-      cost_ = analytic();
+      if (!grouped) {
+        cost_ = analytic();
+        return;
+      }
+      cost_ = std::make_unique<ContextGroupCost>(costs_by_ranks(scenario_.training, analytic_of),
+                                                 scenario_.documents->groups, scenario_.training.dp);
       return;
     case CostKind::fitted: {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");

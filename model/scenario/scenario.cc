@@ -310,6 +310,9 @@ class Reading {
     for (const char* key : {"pack", "order"}) {
       if (object.has(key)) object.at(key).fail("requires the lengths of documents (--lengths)");
     }
+    if (scenario_.context_grouping != ContextGrouping::none || scenario_.most_tokens_per_rank > 0) {
+      object.fail("dynamic context parallelism requires the lengths of documents (--lengths)");
+    }
     if (scenario_.global_batch == 0) return;
     const std::int64_t each = std::int64_t{scenario_.training.micro_batch} * scenario_.training.dp;
     JsonReader batch = object.at("global_batch");
@@ -344,13 +347,27 @@ class Reading {
                          .order = static_cast<MicrobatchOrder>(word("order", kMicrobatchOrders)),
                          .replicas = training.dp,
                          .microbatches = scenario_.microbatches,
-                         .most_tokens = training.sequence_length};
+                         .most_tokens = training.sequence_length,
+                         .grouping = scenario_.context_grouping,
+                         .most_tokens_per_rank = scenario_.most_tokens_per_rank,
+                         .pipelined = training.pp > 1};
+    if (request.grouping == ContextGrouping::none && request.most_tokens_per_rank > 0) {
+      object.fail("the tokens of a rank matter with dynamic context parallelism only (--dynamic-cp)");
+    }
+    if (request.grouping != ContextGrouping::none) check_shared_ranks(object);
     request.in_step =
         training.expert_ranks() > training.tp * training.cp || training.gathers_per_op() || training.reduces_per_op();
     scenario_.documents =
         std::make_shared<Batch>(make_batch(std::move(request), scenario_.model ? &*scenario_.model : nullptr));
     scenario_.microbatches = scenario_.documents->microbatches();
     if (scenario_.model && training.sequence_length == 0) training.sequence_length = scenario_.documents->longest();
+  }
+
+  void check_shared_ranks(const JsonReader& object) const {
+    if (scenario_.training.cp > 1) {
+      object.fail("dynamic context parallelism splits documents over the data-parallel ranks (--dp): expected no --cp");
+    }
+    if (names_file(scenario_.schedule)) object.fail("dynamic context parallelism requires a schedule of a family");
   }
 
   void read_cluster() {

@@ -20,7 +20,8 @@
 
 namespace sluice::model {
 
-struct Batch;  // model/batches/batch.h
+struct Batch;                               // model/batches/batch.h
+enum class ContextGrouping : std::uint8_t;  // likewise
 
 enum class CostKind : std::uint8_t { uniform, analytic, fitted };
 
@@ -52,6 +53,8 @@ struct Scenario {
   std::int64_t global_batch = 0;
   MicrobatchShape shape;
   std::shared_ptr<const Batch> documents;  // of different length; otherwise all sequences are alike
+  ContextGrouping context_grouping{};      // of the documents, over the data-parallel ranks
+  std::int64_t most_tokens_per_rank = 0;   // of one document
 
   CostKind cost = CostKind::uniform;
   UniformTimes uniform;

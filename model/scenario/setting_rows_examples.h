@@ -42,6 +42,9 @@ inline constexpr const char* kOverlappedReduction =
 inline constexpr const char* kHardToSchedule = R"({"schedule": {"name": "auto", "memory_cap": "5mb"}})";
 inline constexpr const char* kAutomaticSchedule = R"({"schedule": {"name": "auto", "time_budget_s": 0.2}})";
 inline constexpr const char* kDocuments = R"({"batch": {"global_batch": null, "lengths": "lognormal:1000,1,4096,32"}})";
+inline constexpr const char* kShared =
+    R"({"batch": {"global_batch": null, "lengths": "lognormal:1000,1,4000,32", "max_tokens_per_rank": 2000, )"
+    R"("dynamic_cp": "fastest"}, "parallelism": {"dp": 4}})";
 inline constexpr const char* kManyDocuments =
     R"({"batch": {"global_batch": null, "microbatches": 32, "lengths": "lognormal:1000,1,4000,128"}})";
 inline constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";

@@ -129,7 +129,7 @@ Schedule make_schedule(const Scenario& scenario) {
     schedule = without_backward(schedule);
   }
   if (!scenario.documents) return schedule;
-  return with_microbatches(schedule, scenario.documents->replicas.front(), scenario.documents->request.place);
+  return with_microbatches(schedule, *scenario.documents, scenario.documents->replicas.front());
 }
 
 FamilyParams family_params(const Scenario& scenario) {

@@ -20,6 +20,7 @@ struct MicrobatchShape {
   // The lengths of the documents that one sequence packs, which attend only to themselves. Empty: a sequence is one.
   std::vector<std::int64_t> documents = {};
   bool forward_only = false;  // its ops are forwards, and no backward follows
+  int group = -1;             // of documents on different numbers of ranks (model/batches/context_groups.h); or -1
 
   int num_slices() const { return static_cast<int>(slice_lengths.size()); }
   std::int64_t tokens() const;            // per sequence: the sum of the slices

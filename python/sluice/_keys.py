@@ -95,6 +95,8 @@ class SizeKeys(TypedDict, total=False):
     lengths: str
     pack: str
     microbatch_order: str
+    dynamic_cp: str
+    max_seqlen_per_dp_cp_rank: int
     model: Union[str, os.PathLike[str], Mapping[str, Any]]
     mtp_num_layers: int
     num_layers: int

@@ -1,12 +1,15 @@
 #include "sim/planner/batch_setup.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "model/batches/batch.h"
+#include "model/batches/packing.h"
 #include "model/errors.h"
 #include "model/to_size.h"
 #include "sim/engine/engine.h"
@@ -54,6 +57,107 @@ class MeanTimes {
   std::vector<std::pair<Duration, std::int64_t>> sums_;
 };
 
+Scenario with_groups(Scenario scenario, std::vector<ContextGroup> groups) {
+  BatchRequest request = scenario.documents->request;
+  scenario.documents = std::make_shared<Batch>(batch_of_groups(std::move(request), std::move(groups)));
+  scenario.microbatches = scenario.documents->microbatches();
+  return scenario;
+}
+
+Duration makespan_with(const Scenario& scenario, std::vector<ContextGroup> groups) {
+  const Setup setup(with_groups(scenario, std::move(groups)));
+  Prices prices = price(setup.graph(), setup.cost());
+  if (scenario.perturbation.slows()) slow_down(setup.graph(), scenario.perturbation, prices);
+  const Timeline timeline = simulate(setup.graph(), prices);
+  return *std::max_element(timeline.end.begin(), timeline.end.end());
+}
+
+// Without dynamic context parallelism: all documents, in their order, on as many ranks as the longest needs.
+std::vector<ContextGroup> groups_on_equal_ranks(const BatchRequest& request) {
+  const ContextProblem problem = context_problem(request);
+  const std::int64_t longest = *std::max_element(problem.documents.begin(), problem.documents.end());
+  const int ranks = least_ranks(longest, problem.most_tokens);
+  std::vector<ContextGroup> out(1);
+  int first = 0;
+  for (const std::int64_t tokens : problem.documents) {
+    if (first == problem.ranks) {
+      first = 0;
+      if (request.pipelined) out.emplace_back();
+    }
+    out.back().push_back({.tokens = tokens, .ranks = ranks, .first = first});
+    first += ranks;
+  }
+  return out;
+}
+
+// The times of forward and backward of every length on every number of ranks, of the pipeline rank that needs longest.
+class DocumentTimes {
+ public:
+  DocumentTimes(const Scenario& scenario, const ContextProblem& problem) {
+    std::vector<ContextGroup> alone;
+    for (const std::int64_t tokens : std::set(problem.documents.begin(), problem.documents.end())) {
+      for (int ranks = least_ranks(tokens, problem.most_tokens); ranks <= problem.ranks; ranks *= 2) {
+        alone.push_back({{.tokens = tokens, .ranks = ranks, .first = 0}});
+      }
+    }
+    const Scenario probe = with_groups(scenario, alone);
+    const Schedule schedule = make_schedule(probe);
+    const ScenarioCosts costs(probe, schedule);
+    for (std::size_t i = 0; i < alone.size(); ++i) {
+      const SharedDocument& document = alone[i].front();
+      times_[{document.tokens, document.ranks}] = time(costs.cost(), schedule, schedule.shape(static_cast<int>(i)));
+    }
+  }
+
+  double operator()(std::int64_t tokens, int ranks) const { return times_.at({tokens, ranks}); }
+
+ private:
+  static double time(const CostModel& cost, const Schedule& schedule, const MicrobatchShape& shape) {
+    double longest = 0;
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      double sum = 0;
+      for (const int stage : schedule.stages_of(rank)) {
+        sum += cost.compute_s(OpKind::F, stage, shape, 0);
+        if (!shape.forward_only) sum += cost.compute_s(OpKind::B, stage, shape, 0) + cost.recompute_s(stage, shape, 0);
+      }
+      longest = std::max(longest, sum);
+    }
+    return longest;
+  }
+
+  std::map<std::pair<std::int64_t, int>, double> times_;
+};
+
+// Without a pipeline, one group; with one, where groups are its microbatches, as many as by Megatron-LM's rule, or a
+// multiple of them if that is faster.
+Scenario fastest_grouping(const Scenario& scenario) {
+  ContextProblem problem = context_problem(scenario.documents->request);
+  const DocumentTimes times(scenario, problem);
+  problem.time = std::ref(times);
+  if (!scenario.documents->request.pipelined) return with_groups(scenario, {fastest_group(problem)});
+  std::vector<ContextGroup> best = scenario.documents->groups;
+  Duration least = makespan_with(scenario, best);
+  PackingProblem packing{.weight = {}, .tokens = problem.documents};
+  for (const std::int64_t tokens : problem.documents) {
+    const int ranks = least_ranks(tokens, problem.most_tokens);
+    packing.weight.push_back(ranks * times(tokens, ranks));
+  }
+  for (std::size_t count = best.size(); count <= problem.documents.size(); count *= 2) {
+    packing.bins = static_cast<int>(count);
+    const Packing bins = pack_greedily(packing).value();  // bins have no limit
+    std::vector<ContextProblem> parts(
+        count, {.documents = {}, .ranks = problem.ranks, .most_tokens = problem.most_tokens, .time = problem.time});
+    for (std::size_t i = 0; i < bins.size(); ++i) parts[to_size(bins[i])].documents.push_back(problem.documents[i]);
+    std::vector<ContextGroup> groups;
+    for (const ContextProblem& part : parts) groups.push_back(fastest_group(part));
+    const Duration makespan = makespan_with(scenario, groups);
+    if (makespan >= least) continue;
+    least = makespan;
+    best = std::move(groups);
+  }
+  return with_groups(scenario, std::move(best));
+}
+
 class BatchSimulation {
  public:
   explicit BatchSimulation(const Scenario& scenario)
@@ -80,6 +184,7 @@ class BatchSimulation {
     last.timeline = simulate(graph, means_.means(graph, MicrobatchRows(graph), last.prices));
     out.even = last.makespan();
     if (!batch_.before.empty()) out.before = makespan_of(in_step(batch_.before));
+    if (!batch_.groups.empty()) out.before = makespan_with(scenario_, groups_on_equal_ranks(batch_.request));
     return {std::move(last.setup), std::move(out)};
   }
 
@@ -113,7 +218,7 @@ class BatchSimulation {
 
   Simulated simulated(const Microbatches& microbatches) const {
     Simulated out;
-    out.setup = std::make_unique<Setup>(scenario_, with_microbatches(equal_, microbatches, batch_.request.place));
+    out.setup = std::make_unique<Setup>(scenario_, with_microbatches(equal_, batch_, microbatches));
     const OpGraph& graph = out.setup->graph();
     out.prices = price(graph, out.setup->cost());
     if (scenario_.perturbation.slows()) slow_down(graph, scenario_.perturbation, out.prices);
@@ -123,9 +228,14 @@ class BatchSimulation {
 
   ReplicaRun replica_run(const Microbatches& microbatches, const Simulated& one) const {
     ReplicaRun out{.makespan = one.makespan()};
-    for (const Documents& documents : microbatches) {
-      out.tokens += tokens_of(documents);
-      out.documents += std::ssize(documents);
+    if (!batch_.groups.empty()) {
+      out.tokens = batch_.tokens();
+      out.documents = std::ssize(context_problem(batch_.request).documents);
+    } else {
+      for (const Documents& documents : microbatches) {
+        out.tokens += tokens_of(documents);
+        out.documents += std::ssize(documents);
+      }
     }
     const std::vector<RankMemory> memory = memory_over_time(one.setup->graph(), one.timeline, false);
     for (std::size_t rank = 0; rank < memory.size(); ++rank) {
@@ -192,7 +302,11 @@ class BatchSimulation {
 
 }  // namespace
 
-BatchSetup batch_setup(const Scenario& scenario) { return BatchSimulation(scenario).run(); }
+BatchSetup batch_setup(const Scenario& scenario) {
+  if (scenario.documents->groups.empty()) return BatchSimulation(scenario).run();
+  const bool search = scenario.documents->request.grouping == ContextGrouping::fastest;
+  return BatchSimulation(search ? fastest_grouping(scenario) : scenario).run();
+}
 
 void fit_all_replicas(const Scenario& scenario, const BatchRun& run, Prediction& prediction) {
   if (!prediction.fit) return;

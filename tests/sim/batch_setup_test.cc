@@ -13,6 +13,7 @@
 #include "model/blocks/attention_core.h"
 #include "model/errors.h"
 #include "sim/engine/engine.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::test {
 namespace {
@@ -120,6 +121,57 @@ TEST(BatchReplicas, WaitForTheSlowest) {
     }
     EXPECT_EQ(to_seconds(run.replicas[static_cast<std::size_t>(run.slowest)].makespan), most);
   }
+}
+
+Scenario analytic_scenario(int ranks, int cp) {
+  Scenario out = scenario_from_json({{"schema", "sluice.scenario/1"},
+                                     {"model", "llama3-8b"},
+                                     {"cluster", "dgx-h100"},
+                                     {"parallelism", {{"pp", ranks}, {"tp", 2}, {"dp", 4 / cp}, {"cp", cp}}},
+                                     {"batch", {{"microbatches", 3}, {"sequence_length", 8192}}}},
+                                    "test", "");
+  return out;
+}
+
+// Documents that need all ranks: as with a fixed context-parallel size.
+TEST(DynamicContext, OfAllRanksIsContextParallelism) {
+  for (const int ranks : {1, 2}) {
+    Scenario shared = analytic_scenario(ranks, 1);
+    BatchRequest request{.loaded = {{8192}, {8192}, {8192}},
+                         .place = "test",
+                         .replicas = 4,
+                         .grouping = ContextGrouping::megatron,
+                         .most_tokens_per_rank = 2048,
+                         .pipelined = ranks > 1};
+    std::vector<ContextGroup> groups(3, {{.tokens = 8192, .ranks = 4, .first = 0}});
+    shared.documents = std::make_shared<Batch>(batch_of_groups(std::move(request), std::move(groups)));
+    const BatchSetup found = batch_setup(shared);
+    const model::Setup fixed(analytic_scenario(ranks, 4));
+    const Prediction expected = predict(fixed);
+    EXPECT_EQ(found.run.replicas[0].makespan, expected.metrics.makespan);
+    EXPECT_EQ(found.run.replicas[0].tokens, 3 * 8192);
+    EXPECT_EQ(predict(*found.setup).fit->needed_bytes, expected.fit->needed_bytes);
+  }
+}
+
+// A group lasts as long as its slowest rank; groups follow each other.
+TEST(DynamicContext, WaitsForTheSlowestRank) {
+  Scenario scenario = analytic_scenario(1, 1);
+  BatchRequest request{.loaded = {{8192}, {4096}, {2048}, {1024}, {512}, {2048}, {100}, {1500}},
+                       .place = "test",
+                       .replicas = 4,
+                       .grouping = ContextGrouping::megatron,
+                       .most_tokens_per_rank = 4096};
+  scenario.documents = std::make_shared<Batch>(make_batch(request, nullptr));
+  scenario.microbatches = scenario.documents->microbatches();
+  const BatchSetup by_rule = batch_setup(scenario);
+  request.grouping = ContextGrouping::fastest;
+  scenario.documents = std::make_shared<Batch>(make_batch(request, nullptr));
+  const BatchSetup fastest = batch_setup(scenario);
+  EXPECT_EQ(fastest.setup->scenario().documents->groups.size(), 1U);
+  EXPECT_EQ(fastest.run.replicas[0].documents, 8);
+  EXPECT_LT(fastest.run.replicas[0].makespan, by_rule.run.replicas[0].makespan);
+  EXPECT_LT(fastest.run.replicas[0].makespan, *fastest.run.before);
 }
 
 // Pairs of a query and a key add up over the documents of a packed sequence, however it is cut into slices.

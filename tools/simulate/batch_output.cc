@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "model/batches/batch.h"
@@ -26,11 +27,37 @@ OrderedJson replicas_json(const BatchRun& run) {
   return out;
 }
 
+// Documents by the number of ranks that share each.
+OrderedJson sharing_json(const Batch& batch) {
+  if (batch.groups.empty()) return nullptr;
+  std::map<int, std::int64_t> of_ranks;
+  for (const ContextGroup& group : batch.groups) {
+    for (const SharedDocument& document : group) ++of_ranks[document.ranks];
+  }
+  OrderedJson documents = OrderedJson::array();
+  for (const auto& [ranks, count] : of_ranks) documents.push_back({{"ranks", ranks}, {"documents", count}});
+  return {{"by", kContextGroupings[static_cast<std::size_t>(batch.request.grouping)]},
+          {"groups", batch.groups.size()},
+          {"sharing", documents}};
+}
+
+std::string sharing_line(const OrderedJson& shared) {
+  std::string counts;
+  for (const OrderedJson& each : shared["sharing"]) {
+    counts += fmt::format("{}{} on {}", counts.empty() ? "" : ", ", each["documents"].get<std::int64_t>(),
+                          counted(each["ranks"].get<std::int64_t>(), "rank", "s"));
+  }
+  return fmt::format("  context parallelism per document ({}), in groups ({}): {}\n", shared["by"].get<std::string>(),
+                     shared["groups"].get<std::int64_t>(), counts);
+}
+
 std::string contents_line(const OrderedJson& documents) {
   const auto whole = [&](const char* key) { return documents[key].get<std::int64_t>(); };
-  std::string out =
-      fmt::format("  {} of {} to {} tokens in {}", counted(whole("count"), "document", "s"), whole("shortest"),
-                  whole("longest"), counted(whole("microbatches_per_replica"), "microbatch", "es"));
+  std::string out = fmt::format("  {} of {} to {} tokens", counted(whole("count"), "document", "s"), whole("shortest"),
+                                whole("longest"));
+  const OrderedJson& shared = documents["dynamic_context_parallelism"];
+  if (!shared.is_null()) return out + "\n" + sharing_line(shared);
+  out += " in " + counted(whole("microbatches_per_replica"), "microbatch", "es");
   if (whole("replicas_of_batch") > 1) out += fmt::format(" of each of {} replicas", whole("replicas_of_batch"));
   const auto pack = documents["pack"].get<std::string>();
   if (pack != "given") out += fmt::format(", packed by {}", pack);
@@ -71,6 +98,7 @@ OrderedJson batch_json(const Scenario& scenario, const BatchRun& run) {
           {"order", kMicrobatchOrders[static_cast<std::size_t>(request.order)]},
           {"order_proven", run.best_order},
           {"orders_tried", run.orders},
+          {"dynamic_context_parallelism", sharing_json(batch)},
           {"makespan_s", run.replicas[to_size(run.slowest)].makespan},
           {"even_s", run.even},
           {"as_loaded_s", run.before ? OrderedJson(*run.before) : OrderedJson()},
@@ -91,6 +119,9 @@ std::string batch_text(const OrderedJson& documents) {
   if (documents["replicas"].size() > 1) values["fastest_s"] = fastest;
   for (const char* key : {"slowdown", "saved", "fastest_s"}) values.emplace(key, nullptr);
   std::string out = contents_line(documents);
+  if (!documents["dynamic_context_parallelism"].is_null()) {
+    return out + filled("[  all on as many ranks as the longest needs {as_loaded_s:t}: saves {saved:.1%}\n]", values);
+  }
   out += filled(
       "[  different lengths cost {slowdown:+.1%}: {even_s:t} if every microbatch took the mean time\n]"
       "[  as the data loader has it {as_loaded_s:t}: packing and order save {saved:.1%}\n]"

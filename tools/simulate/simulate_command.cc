@@ -237,7 +237,7 @@ int simulate_one(const SimulateOptions& options) {
   }
   OrderedJson results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
   const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
-  if (planned.batch) results["documents"] = batch_json(scenario, *planned.batch);
+  if (planned.batch) results["documents"] = batch_json(setup.scenario(), *planned.batch);
   add_assumptions(results, of);
   if (!others.empty()) results["comparison"] = comparison_json(setup, prediction, others);
   if (options.json) {
