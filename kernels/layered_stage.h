@@ -311,7 +311,7 @@ class LayeredStage : public Stage {
 
   // Before anything is enqueued.
   void check_positions(const SliceShape& shape) const {
-    const std::int64_t end = shape.context + shape.tokens;
+    const std::int64_t end = shape.most_keys();
     if (!spec_.contents.embedding || offsets_.position < 0 || end <= spec_.model.positions) return;
     throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",
                                  spec_.model.name, end, spec_.model.positions));
@@ -322,13 +322,12 @@ class LayeredStage : public Stage {
     // Only one rank of the all-reduce adds the positions.
     const bool positions_here = offsets_.position >= 0 && spec_.tensor_rank == 0;
     op.b.embed(embedding_shape(call), weight(call, offsets_.word),
-               positions_here ? weight(call, offsets_.position + call.shape.context * sizes_.hidden) : nullptr, out);
+               positions_here ? weight(call, offsets_.position) : nullptr, out);
     op.b.all_reduce(out, call.shape.rows() * sizes_.hidden);
   }
   void embedding_gradient(const Op& op, const Number* gradient) const {
-    Real* const positions = gradient_at(op.call, offsets_.position);
     op.b.embedding_gradient(embedding_shape(op.call), gradient, gradient_at(op.call, offsets_.word),
-                            positions == nullptr ? nullptr : positions + op.call.shape.context * sizes_.hidden);
+                            gradient_at(op.call, offsets_.position));
   }
 
   Norm final_norm(const SliceCall& call) const {

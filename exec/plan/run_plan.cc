@@ -47,26 +47,31 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   }
   for (const MicrobatchShape& shape : schedule_.shapes()) {
     if (shape.forward_only) throw InputError("the schedule has microbatches without a backward: every run trains");
-    if (sequence_length_ == 0) sequence_length_ = shape.tokens();
-    if (shape.tokens() != sequence_length_) {
-      throw InputError(fmt::format("microbatches of {} and of {} tokens: expected one sequence length",
-                                   sequence_length_, shape.tokens()));
+    const bool differs = sequence_length_ > 0 && shape.tokens() != sequence_length_;
+    if (on_devices() && (differs || !shape.documents.empty())) {
+      throw InputError("microbatches of documents of different length run on CPUs alone (--backend cpu)");
     }
+    sequence_length_ = std::max(sequence_length_, shape.tokens());
+    positions_ = std::max(positions_, shape.documents.empty()
+                                          ? shape.tokens()
+                                          : *std::max_element(shape.documents.begin(), shape.documents.end()));
   }
   const int microbatches = schedule_.num_microbatches();
   for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
-    const int sequences = schedule_.shape(mb).sequences;
+    const MicrobatchShape& shape = schedule_.shape(mb);
+    const MicrobatchShape& of_first_batch = schedule_.shape(mb % microbatches);
     if (mb < microbatches) {
       first_sequences_.push_back(sequences_per_replica_);
-      sequences_per_replica_ += sequences;
-    } else if (sequences != schedule_.shape(mb % microbatches).sequences) {
-      throw InputError("batches with different numbers of sequences: expected equal batches");
+      sequences_per_replica_ += shape.sequences;
+      tokens_per_replica_ += shape.sequences * shape.tokens();
+    } else if (shape.sequences != of_first_batch.sequences || shape.tokens() != of_first_batch.tokens()) {
+      throw InputError("batches with different numbers of sequences or tokens: expected equal batches");
     }
   }
   sequences_per_batch_ = sequences_per_replica_ * layout_.data;
-  if (spec_.model.positions > 0 && sequence_length_ > spec_.model.positions) {
+  if (spec_.model.positions > 0 && positions_ > spec_.model.positions) {
     throw InputError(fmt::format("{}: {} learned positions, expected at least {}, the sequence length",
-                                 spec_.model.name, spec_.model.positions, sequence_length_));
+                                 spec_.model.name, spec_.model.positions, positions_));
   }
   if (spec_.precision == Precision::float16 && schedule_.weight_policy() != WeightPolicy::flush) {
     throw InputError(
@@ -192,8 +197,8 @@ int RunPlan::steps_per_run() const {
 
 double RunPlan::tokens_per_step(int microbatch) const {
   if (schedule_.weight_policy() != WeightPolicy::stashed) return tokens_per_batch();
-  return static_cast<double>(schedule_.shape(microbatch).sequences * layout_.data) *
-         static_cast<double>(sequence_length_);
+  const MicrobatchShape& shape = schedule_.shape(microbatch);
+  return static_cast<double>(shape.sequences * layout_.data) * static_cast<double>(shape.tokens());
 }
 
 int RunPlan::first_sequence(int microbatch, int data_rank) const {

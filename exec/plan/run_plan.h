@@ -116,10 +116,8 @@ class RunPlan {
   // Batches (optimizer steps) of one run of the graph, and sequences and tokens of one batch over all replicas.
   int batches() const { return schedule_.num_batches(); }
   int sequences_per_batch() const { return sequences_per_batch_; }
-  std::int64_t sequence_length() const { return sequence_length_; }
-  double tokens_per_batch() const {
-    return static_cast<double>(sequences_per_batch_) * static_cast<double>(sequence_length_);
-  }
+  std::int64_t sequence_length() const { return sequence_length_; }  // of the longest microbatch
+  double tokens_per_batch() const { return static_cast<double>(tokens_per_replica_) * layout_.data; }
   // Tokens over which the loss of the optimizer step of a microbatch is averaged.
   double tokens_per_step(int microbatch) const;
   // Optimizer steps of one run of the graph: one per batch, or with weight stashing one per microbatch.
@@ -146,6 +144,8 @@ class RunPlan {
   int sequences_per_replica_ = 0;
   int sequences_per_batch_ = 0;
   std::int64_t sequence_length_ = 0;
+  std::int64_t positions_ = 0;  // of the longest document
+  std::int64_t tokens_per_replica_ = 0;
 };
 
 }  // namespace sluice::exec

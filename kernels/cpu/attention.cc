@@ -41,10 +41,9 @@ AttentionScratch<T>::AttentionScratch(Carver& carver)
 
 template <class T>
 void attention(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values,
-               const AttentionScratch<T>& scratch, T* out, T* log_sums) {
+               const AttentionScratch<T>& scratch, T* out, T* log_sums, std::int64_t all_rows) {
   const std::int64_t d = shape.head_dim;
   const std::int64_t stride = shape.heads * d;
-  const std::int64_t all_rows = shape.rows();
   const T scale = T(1) / std::sqrt(static_cast<T>(d));
   for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
     for (std::int64_t head = 0; head < shape.heads; ++head) {
@@ -73,11 +72,10 @@ void attention(const AttentionSizes& shape, const T* queries, const KeysValues<T
 
 template <class T>
 void attention_gradient(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values, const T* out,
-                        const T* log_sums, const T* gradient, const AttentionScratch<T>& scratch, T* queries_gradient,
-                        std::int64_t gradient_stride) {
+                        const T* log_sums, std::int64_t all_rows, const T* gradient, const AttentionScratch<T>& scratch,
+                        T* queries_gradient, std::int64_t gradient_stride) {
   const std::int64_t d = shape.head_dim;
   const std::int64_t stride = shape.heads * d;
-  const std::int64_t all_rows = shape.rows();
   const T scale = T(1) / std::sqrt(static_cast<T>(d));
   for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
     for (std::int64_t head = 0; head < shape.heads; ++head) {
@@ -118,11 +116,12 @@ void attention_gradient(const AttentionSizes& shape, const T* queries, const Key
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): types
-#define SLUICE_INSTANTIATE(T)                                                                                         \
-  template struct AttentionScratch<T>;                                                                                \
-  template void attention(const AttentionSizes&, const T*, const KeysValues<T>&, const AttentionScratch<T>&, T*, T*); \
-  template void attention_gradient(const AttentionSizes&, const T*, const KeysValues<T>&, const T*, const T*,         \
-                                   const T*, const AttentionScratch<T>&, T*, std::int64_t);
+#define SLUICE_INSTANTIATE(T)                                                                                        \
+  template struct AttentionScratch<T>;                                                                               \
+  template void attention(const AttentionSizes&, const T*, const KeysValues<T>&, const AttentionScratch<T>&, T*, T*, \
+                          std::int64_t);                                                                             \
+  template void attention_gradient(const AttentionSizes&, const T*, const KeysValues<T>&, const T*, const T*,        \
+                                   std::int64_t, const T*, const AttentionScratch<T>&, T*, std::int64_t);
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE

@@ -35,16 +35,17 @@ struct AttentionScratch {
 
 // Causal attention of a slice's queries over its own keys and those of its prefix. Iterates over tiles of queries by
 // keys with an online softmax, so that the scratch size does not depend on the context (Dao et al. 2022).
-// queries, out [rows, heads x head_dim]; log_sums [heads, rows], the logarithms of the softmax denominators.
+// queries, out [rows, heads x head_dim]; log_sums, the logarithms of the softmax denominators, [heads, rows] with heads
+// `all_rows` apart.
 template <class T>
 void attention(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values,
-               const AttentionScratch<T>& scratch, T* out, T* log_sums);
+               const AttentionScratch<T>& scratch, T* out, T* log_sums, std::int64_t all_rows);
 
 // From the gradient of `out`: writes the gradient of the queries, with rows `stride` apart, and accumulates the
 // gradients of these keys and values.
 template <class T>
 void attention_gradient(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values, const T* out,
-                        const T* log_sums, const T* gradient, const AttentionScratch<T>& scratch, T* queries_gradient,
-                        std::int64_t stride);
+                        const T* log_sums, std::int64_t all_rows, const T* gradient, const AttentionScratch<T>& scratch,
+                        T* queries_gradient, std::int64_t stride);
 
 }  // namespace sluice::kernels::cpu

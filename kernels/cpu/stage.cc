@@ -166,7 +166,10 @@ struct CpuBackend {
 
   void compute_rotary_angles() const {
     if (scratch.cosines == nullptr) return;
-    rotary_angles<T>(call.shape.context, call.shape.tokens, sizes.head_dim, scratch.cosines, scratch.sines);
+    call.shape.for_each_document([&](const DocumentPart& part) {
+      const std::int64_t at = part.first * sizes.head_dim / 2;
+      rotary_angles<T>(part.context, part.tokens, sizes.head_dim, scratch.cosines + at, scratch.sines + at);
+    });
   }
   void attention_forward(const T* qkv, const T* bias, const LayerKeys<CpuBackend>& keys, T* queries, T* out,
                          T* log_sums) const {
@@ -183,7 +186,10 @@ struct CpuBackend {
     };
     write_keys(qkv + q, bias_from(q), scratch.cosines, keys.keys);
     write_keys(qkv + q + w, bias_from(q + w), nullptr, keys.values);
-    attention<T>(attention_sizes(sizes, call.shape), queries, keys_values(keys), scratch.attention, out, log_sums);
+    for_each_document([&](const AttentionSizes& of, const DocumentPart& part) {
+      attention<T>(of, queries + part.first * q, of_document(keys_values(keys), part), scratch.attention,
+                   out + part.first * q, log_sums + part.first, rows());
+    });
   }
   // Without slices, no other slice adds to the gradients of keys and values, so that they are accumulated directly in
   // qkv_gradient.
@@ -199,8 +205,11 @@ struct CpuBackend {
       of_keys.gradient_stride = all;
       for (std::int64_t row = 0; row < rows(); ++row) std::fill_n(of_keys.keys_gradient + row * all, 2 * w, T{0});
     }
-    cpu::attention_gradient<T>(attention_sizes(sizes, call.shape), queries, of_keys, out, log_sums, out_gradient,
-                               scratch.attention, qkv_gradient, all);
+    for_each_document([&](const AttentionSizes& of, const DocumentPart& part) {
+      const std::int64_t at = part.first * q;
+      cpu::attention_gradient<T>(of, queries + at, of_document(of_keys, part), out + at, log_sums + part.first, rows(),
+                                 out_gradient + at, scratch.attention, qkv_gradient + part.first * all, all);
+    });
     const T* const no_bias = nullptr;
     const auto read_gradients = [&](const T* from, const T* cosines, T* to) {
       for (int sequence = 0; sequence < call.shape.sequences; ++sequence) {
@@ -225,16 +234,20 @@ struct CpuBackend {
       } else {
         std::fill_n(out + row * h, h, T{0});
       }
-      if (positions != nullptr) add<T>(positions + row % shape.tokens * h, h, out + row * h);
     }
+    for_each_position(positions, [&](std::int64_t position, std::int64_t row, std::int64_t count) {
+      add<T>(positions + position * h, count * h, out + row * h);
+    });
   }
   void embedding_gradient(const EmbeddingShape& shape, const T* gradient, T* words, T* positions) const {
     const std::int64_t h = shape.hidden;
     for (std::int64_t row = 0; row < shape.rows; ++row) {
       const std::int64_t token = call.tokens[row] - shape.first_token;
       if (token >= 0 && token < shape.vocab_rows) add<T>(gradient + row * h, h, words + token * h);
-      if (positions != nullptr) add<T>(gradient + row * h, h, positions + row % shape.tokens * h);
     }
+    for_each_position(positions, [&](std::int64_t position, std::int64_t row, std::int64_t count) {
+      add<T>(gradient + row * h, count * h, positions + position * h);
+    });
   }
 
   void loss(const LogitsShape& shape, T* logits, SliceCall& result) const {
@@ -340,6 +353,37 @@ struct CpuBackend {
  private:
   HeadRows head_rows(std::int64_t heads, std::int64_t count) const {
     return {.rows = count, .tokens = call.shape.tokens, .heads = heads, .head_dim = sizes.head_dim};
+  }
+  // Calls visit(sizes, part) for each document of a packed sequence, or once for all sequences.
+  template <typename Visit>
+  void for_each_document(const Visit& visit) const {
+    call.shape.for_each_document([&](const DocumentPart& part) {
+      AttentionSizes of = attention_sizes(sizes, call.shape);
+      of.tokens = static_cast<int>(part.tokens);
+      of.context = part.context;
+      visit(of, part);
+    });
+  }
+  // Calls visit(position, row, count) for `count` rows with consecutive positions in their documents; without learned
+  // positions never.
+  template <typename Visit>
+  void for_each_position(const T* positions, const Visit& visit) const {
+    for (int sequence = 0; positions != nullptr && sequence < call.shape.sequences; ++sequence) {
+      call.shape.for_each_document([&](const DocumentPart& part) {
+        visit(part.context, sequence * call.shape.tokens + part.first, part.tokens);
+      });
+    }
+  }
+  // The keys and values from the document's first token on.
+  KeysValues<T> of_document(KeysValues<T> of, const DocumentPart& part) const {
+    const std::int64_t rows_before = call.shape.context + part.first - part.context;
+    of.keys += rows_before * of.stride;
+    of.values += rows_before * of.stride;
+    if (of.keys_gradient != nullptr) {
+      of.keys_gradient += rows_before * of.gradient_stride;
+      of.values_gradient += rows_before * of.gradient_stride;
+    }
+    return of;
   }
   // The row of the slice's first token.
   std::int64_t first_row(const LayerKeys<CpuBackend>& keys, int sequence) const {

@@ -240,9 +240,11 @@ struct CudaBackend {
   }
 
   void embed(const EmbeddingShape& shape, const Half* words, const Half* positions, Half* out) const {
+    if (positions != nullptr) positions += call.shape.context * shape.hidden;
     cuda::embed(linear.stream, linear.element, shape, call.tokens, words, positions, out);
   }
   void embedding_gradient(const EmbeddingShape& shape, const Half* gradient, float* words, float* positions) const {
+    if (positions != nullptr) positions += call.shape.context * shape.hidden;
     cuda::embedding_gradient(linear.stream, linear.element, shape, call.tokens, gradient, words, positions);
   }
 

@@ -91,7 +91,8 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
                                  *device_, *stream_, of.workspace);
     Numbers expected(static_cast<std::size_t>(n * q));
     Numbers expected_log_sums(static_cast<std::size_t>(of.heads * n));
-    cpu::attention<double>(shape, queries.data(), keys, scratch, expected.data(), expected_log_sums.data());
+    cpu::attention<double>(shape, queries.data(), keys, scratch, expected.data(), expected_log_sums.data(),
+                           shape.rows());
     EXPECT_LT(relative_error(read(out), expected), allowed());
     EXPECT_LT(relative_error(read(log_sums), expected_log_sums), 1e-5);
 
@@ -114,7 +115,7 @@ TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
                                   *device_, *stream_, of.workspace);
     Numbers expected_gradient(static_cast<std::size_t>(n * stride), 3.0);
     cpu::attention_gradient<double>(shape, queries.data(), keys, expected.data(), expected_log_sums.data(),
-                                    gradient.data(), scratch, expected_gradient.data(), stride);
+                                    shape.rows(), gradient.data(), scratch, expected_gradient.data(), stride);
     // The columns of keys and values are not written.
     EXPECT_LT(relative_error(read(queries_gradient), expected_gradient), allowed());
     EXPECT_LT(relative_error(read(keys_there.keys_gradient), gradients), allowed());

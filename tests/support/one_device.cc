@@ -154,7 +154,13 @@ Weights OneDevice::initial(std::uint64_t seed) const {
 
 OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource& tokens, std::int64_t step,
                                       int first_sequence, int sequences, double loss_scale) const {
-  const SliceShape shape{.sequences = 1, .tokens = tokens.sequence_length()};
+  return gradient(weights, tokens, step, {to_size(sequences), {tokens.sequence_length()}}, loss_scale, first_sequence);
+}
+
+OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource& tokens, std::int64_t step,
+                                      const std::vector<std::vector<std::int64_t>>& sequences, double loss_scale,
+                                      int first_sequence) const {
+  SliceShape shape{.sequences = 1, .tokens = tokens.sequence_length()};
   const SliceMemory memory = stage_->slice_memory(shape);
   Buffer held(stage_->memory().weights);
   Buffer gradients(stage_->memory().gradients);
@@ -169,8 +175,8 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
   std::vector<std::int32_t> ids(to_size(shape.rows()));
   std::vector<std::int32_t> targets(to_size(shape.rows()));
   Result result;
-  for (int sequence = 0; sequence < sequences; ++sequence) {
-    tokens.fill(step, first_sequence + sequence, 1, 0, shape.tokens, ids, targets);
+  const auto run = [&](int sequence, std::int64_t first_token) {
+    tokens.fill(step, first_sequence + sequence, 1, first_token, shape.tokens, ids, targets);
     SliceCall call;
     call.shape = shape;
     call.weights = held.data();
@@ -196,6 +202,14 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
     stage_->forward(call);
     result.loss += call.loss;
     stage_->backward(call);
+  };
+  for (int sequence = 0; sequence < static_cast<int>(sequences.size()); ++sequence) {
+    std::int64_t first_token = 0;
+    for (const std::int64_t length : sequences[to_size(sequence)]) {
+      shape.tokens = length;
+      run(sequence, first_token);
+      first_token += length;
+    }
   }
   add_blocks(*stage_, gradients.data(), result.gradients);
   return result;

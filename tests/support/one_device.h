@@ -47,6 +47,10 @@ class OneDevice {
   // Returns the gradients of loss_scale x the loss of these sequences of a step's batch, computed one at a time.
   Result gradient(const Weights& weights, const TokenSource& tokens, std::int64_t step, int first_sequence,
                   int sequences, double loss_scale) const;
+  // The same of sequences that pack documents of these lengths, each computed as a sequence of its own.
+  Result gradient(const Weights& weights, const TokenSource& tokens, std::int64_t step,
+                  const std::vector<std::vector<std::int64_t>>& sequences, double loss_scale,
+                  int first_sequence = 0) const;
 
  private:
   std::unique_ptr<Stage> stage_;

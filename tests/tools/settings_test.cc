@@ -119,6 +119,8 @@ struct Instead {
 constexpr std::string_view kTinyExperts =
     R"({"model": {"num_experts": 8, "moe_ffn_hidden_size": 32, "moe_shared_expert_intermediate_size": 32},)"
     R"( "parallelism": {"tp": 2, "dp": 2, "ep": 4}})";
+constexpr std::string_view kTinyDocuments =
+    R"({"batch": {"global_batch": null, "lengths": "lognormal:16,1,32,8"}})";
 constexpr std::string_view kTinyJointExperts =
     R"({"model": {"num_experts": 8, "moe_ffn_hidden_size": 32}, "parallelism": {"tp": 2, "dp": 2, "ep": 4},)"
     R"( "batch": {"global_batch": 16}, "schedule": {"name": "dualpipe"}})";
@@ -170,6 +172,9 @@ constexpr Instead kInstead[] = {
     {kRun, "/parallelism/overlap_grad_reduce", ""},
     {kRun, "/parallelism/scatter_gather", ""},
     {kRun, "/batch/sequence_length", "16"},
+    {kRun, "/batch/lengths", R"("lognormal:16,1,32,8")", R"({"batch": {"global_batch": null}})"},
+    {kRun, "/batch/pack", R"("greedy")", kTinyDocuments},
+    {kRun, "/batch/order", R"("ascending")", kTinyDocuments},
     {kRun, "/model",
      R"({"num_layers": 8, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 32})"},
     {kRun, "/model/num_attention_heads", "8"},

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "model/batches/batch.h"
 #include "model/errors.h"
 #include "model/scenario/settings.h"
 #include "model/scenario/setup.h"
@@ -161,10 +162,11 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
     for (const char* key : {"slices", "slice_lengths", "slicing"}) document["schedule"].erase(key);
   }
   const bool built_in = !has(document, "/model");
+  const bool packs = has(document, "/batch/lengths");
   if (built_in) {
     document["model"] = built_in_model();
-    set_default(document, "/batch/sequence_length", 128);
-    set_default(document, "/batch/micro_batch", 2);
+    if (!packs) set_default(document, "/batch/sequence_length", 128);
+    if (!packs) set_default(document, "/batch/micro_batch", 2);
   }
   set_default(document, "/schedule/name", "1f1b");
   const std::string name = document.at(Json::json_pointer("/schedule/name")).is_string()
@@ -172,7 +174,7 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
                                : "";
   if (!names_file(name)) {
     set_default(document, "/parallelism/pp", 2);
-    if (!has(document, "/batch/global_batch")) set_default(document, "/batch/microbatches", 8);
+    if (!packs && !has(document, "/batch/global_batch")) set_default(document, "/batch/microbatches", 8);
   }
   Scenario scenario = ScenarioFlags::read(document, values_->file);
   // A run needs no costs; those of the file have been checked.
@@ -196,6 +198,8 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   // With experts and tensor parallelism it is required elsewhere; expert layers then split the tokens here, too.
   const bool has_experts = scenario.model && scenario.model->has_experts();
   refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");
+  refuse(packs && training.dp > 1, "documents of different length in several replicas (/parallelism/dp)");
+  refuse(packs && scenario.documents->request.order == MicrobatchOrder::best, "the search for an order (/batch/order)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
   const Json::json_pointer positions("/model/position_embedding_type");
   refuse(document.contains(positions) && document.at(positions) == "none",

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <random>
 #include <string>
 #include <tuple>
 
@@ -75,6 +76,67 @@ TEST(Gradients, MatchOneDevice) {
     ++tried;
   });
   EXPECT_GT(tried, small_scope() ? 90 : 1000);
+}
+
+// Microbatches of 1 to 4 documents, 4 to 15 tokens in all, and slices that begin and end within documents.
+struct PackedBatch {
+  ScheduleParts parts;
+  std::vector<std::vector<std::int64_t>> documents;
+};
+PackedBatch packed_batch(const Schedule& schedule, std::mt19937& random) {
+  const auto draw = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  PackedBatch out{.parts = schedule.parts(), .documents = {}};
+  out.parts.shapes.clear();
+  out.parts.shape_of.clear();
+  for (int microbatch = 0; microbatch < schedule.num_microbatches(); ++microbatch) {
+    const std::int64_t tokens = draw(4, kGradientTokens);
+    auto& documents = out.documents.emplace_back();
+    std::int64_t left = tokens;
+    for (std::int64_t count = draw(1, 4); count > 1 && left > 1; --count) {
+      documents.push_back(draw(1, left - 1));
+      left -= documents.back();
+    }
+    documents.push_back(left);
+    MicrobatchShape shape{.sequences = 1, .slice_lengths = {}};
+    left = tokens;
+    for (int slice = schedule.max_slices(); slice > 1; --slice) {
+      shape.slice_lengths.push_back(draw(1, left - slice + 1));
+      left -= shape.slice_lengths.back();
+    }
+    shape.slice_lengths.push_back(left);
+    if (documents.size() > 1) shape.documents = documents;
+    out.parts.shapes.push_back(shape);
+    out.parts.shape_of.push_back(microbatch);
+  }
+  return out;
+}
+
+// Every family with a flush: documents attend to themselves, positions start anew, and the loss is the mean over
+// tokens.
+TEST(Gradients, OfPackedDocumentsAreThoseOfDocumentsAlone) {
+  int tried = 0;
+  std::mt19937 random(3);
+  const test::Sizes sizes{.ranks = small_scope() ? 2 : 4, .microbatches = 4, .chunks = 2, .slices = 3};
+  test::for_each_schedule(sizes, [&](const Schedule& made) {
+    if (made.weight_policy() != WeightPolicy::flush || made.num_ranks() == 3 || made.num_batches() > 1) return;
+    SCOPED_TRACE(test::describe(made));
+    const PackedBatch batch = packed_batch(made, random);
+    const int layers = std::max(made.num_stages(), 2);
+    const Transformer model = tried % 2 == 0 ? test::small_gpt(layers) : test::small_llama(layers);
+    const RunPlan plan(descent(model), Schedule(batch.parts));
+    const TokenSource tokens = TokenSource::synthetic(static_cast<int>(model.vocab), plan.sequence_length(), 7);
+    const test::Trained trained = test::train(plan, tokens);
+    const OneDevice device(model);
+    const Weights initial = device.initial(plan.spec().seed);
+    const OneDevice::Result reference =
+        device.gradient(initial, tokens, 0, batch.documents, 1 / plan.tokens_per_batch());
+    EXPECT_NEAR(trained.report.runs.at(0).losses.at(0), reference.loss / plan.tokens_per_batch(), 1e-11);
+    EXPECT_LT(test::relative_difference(minus(initial, trained.weights), reference.gradients), kTolerance);
+    ++tried;
+  });
+  EXPECT_GT(tried, small_scope() ? 20 : 100);
 }
 
 // Families that need different features of the executor: replicas, V-shaped and looped placements, split backwards.
