@@ -119,8 +119,7 @@ struct Instead {
 constexpr std::string_view kTinyExperts =
     R"({"model": {"num_experts": 8, "moe_ffn_hidden_size": 32, "moe_shared_expert_intermediate_size": 32},)"
     R"( "parallelism": {"tp": 2, "dp": 2, "ep": 4}})";
-constexpr std::string_view kTinyDocuments =
-    R"({"batch": {"global_batch": null, "lengths": "lognormal:16,1,32,8"}})";
+constexpr std::string_view kTinyDocuments = R"({"batch": {"global_batch": null, "lengths": "lognormal:16,1,32,8"}})";
 constexpr std::string_view kTinyJointExperts =
     R"({"model": {"num_experts": 8, "moe_ffn_hidden_size": 32}, "parallelism": {"tp": 2, "dp": 2, "ep": 4},)"
     R"( "batch": {"global_batch": 16}, "schedule": {"name": "dualpipe"}})";
