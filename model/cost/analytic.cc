@@ -183,37 +183,6 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   return seconds * call.count;
 }
 
-bool AnalyticCost::replays_graph(const std::vector<KernelCall>& calls) const {
-  return training_.graph_implementation != Training::GraphImplementation::full_iteration &&
-         std::any_of(calls.begin(), calls.end(), [](const KernelCall& call) { return call.captured; });
-}
-
-int AnalyticCost::launches(const std::vector<KernelCall>& calls) const {
-  int out = replays_graph(calls) ? 1 : 0;
-  for (const KernelCall& call : calls) {
-    if (call.launched()) out += call.group > 0 ? call.group : call.count;
-  }
-  return out;
-}
-
-double AnalyticCost::host_s(const std::vector<KernelCall>& calls) const {
-  const bool graphs = training_.graph_implementation != Training::GraphImplementation::none;
-  double seconds = replays_graph(calls) ? software_.issue_s : 0;
-  for (const KernelCall& call : calls) {
-    if (!call.launched()) continue;
-    const bool exchange = call.kind == KernelClass::expert_all_to_all && !graphs;
-    seconds += call.group > 0 ? call.group * software_.expert_issue_s
-                              : call.count * (exchange ? software_.dispatch_issue_s : software_.issue_s);
-  }
-  return seconds / cluster_.host_speed;
-}
-
-double AnalyticCost::part_s(const KernelPart& part) const {
-  double device = 0;
-  for (const KernelCall& call : part.calls) device += kernel_s(call);
-  return std::max(device, host_s(part.calls));
-}
-
 double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
   double seconds = 0;
   for (const KernelPart& part : parts) seconds += part.repeats * part_s(part);
@@ -276,8 +245,9 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   double host = 0;
   const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
-      host += part.repeats * host_s(part.calls);
+      if (replays_graph(part.calls)) host += part.repeats * launch_s();
       for (const KernelCall& call : part.calls) {
+        host += part.repeats * issue_s(call);
         const bool overlaps = call.kind != KernelClass::sharding;
         (!is_collective(call.kind) ? device : overlaps ? hidden : exposed) += part.repeats * kernel_s(call);
       }
@@ -366,12 +336,7 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
   LayersOfOp out;
   double& embedding = kind == OpKind::F ? out.before_s : out.after_s;
   double& head = kind == OpKind::F ? out.after_s : out.before_s;
-  // Of a layer. The graph of a backward includes its weight gradients.
-  struct Host {
-    double seconds = 0;
-    bool replays = false;
-  };
-  std::vector<Host> hosts;
+  std::vector<bool> replayed;  // by layer: the graph of a backward includes its weight gradients
   for (const auto& [pass, all] : kernels) {
     std::size_t layer = 0;
     for (const KernelPart& part : all) {
@@ -392,25 +357,40 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
         times.of(pass, call.part) += call.count * alone;
         times.delay(pass, call.part) += call.count * (contention.beside(time).seconds() - alone);
       }
-      const double issued = host_s(part.calls);
+      times.counts_rows =
+          std::any_of(part.calls.begin(), part.calls.end(), [&](const KernelCall& call) { return counts_rows(call); });
+      for (const KernelCall& call : part.calls) times.issue(pass, call.part) += issue_s(call);
       const bool replays = replays_graph(part.calls);
       for (int i = 0; i < part.repeats; ++i, ++layer) {
-        if (layer == hosts.size()) {
+        if (layer == out.layers.size()) {
           out.layers.emplace_back();
-          hosts.emplace_back();
+          out.wait_s.push_back(part_s(part));
+          replayed.push_back(false);
         }
+        LayerTimes& of = out.layers[layer];
         const std::size_t index = LayerTimes::pass_index(pass);
-        out.layers[layer].seconds[index] = times.seconds[index];
-        out.layers[layer].delays[index] = times.delays[index];
-        hosts[layer].seconds += issued - (replays && hosts[layer].replays ? launch_s() : 0);
-        hosts[layer].replays |= replays;
+        of.seconds[index] = times.seconds[index];
+        of.delays[index] = times.delays[index];
+        of.issues[index] = times.issues[index];
+        of.counts_rows |= times.counts_rows;
+        if (replays && !replayed[layer]) of.issue(pass, LayerPart::attention) += launch_s();
+        replayed[layer] = replayed[layer] || replays;
       }
     }
   }
-  for (const Host& host : hosts) out.host_s.push_back(host.seconds);
+  const auto sum = [](const LayerTimes::Parts& parts) {
+    double seconds = 0;
+    for (const auto& pass : parts) seconds = std::accumulate(pass.begin(), pass.end(), seconds);
+    return seconds;
+  };
+  for (std::size_t i = 0; i < out.layers.size(); ++i) {
+    const LayerTimes& layer = out.layers[i];
+    const double whole = kernels.size() == 1 ? out.wait_s[i] : sum(layer.issues);
+    out.wait_s[i] = std::max(0.0, whole - sum(layer.seconds));
+  }
   if (kind != OpKind::F) {
     std::reverse(out.layers.begin(), out.layers.end());
-    std::reverse(out.host_s.begin(), out.host_s.end());
+    std::reverse(out.wait_s.begin(), out.wait_s.end());
   }
   return out;
 }
@@ -418,9 +398,9 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
 AnalyticCost::LayersOfOp AnalyticCost::layers_with_waits(const PassKernels& kernels) const {
   LayersOfOp out = layers_of(kernels);
   for (std::size_t i = 0; i < out.layers.size(); ++i) {
-    double device = 0;
-    for (const auto& pass : out.layers[i].seconds) device = std::accumulate(pass.begin(), pass.end(), device);
-    out.layers[i].of(kernels.front().first, LayerPart::attention) += std::max(0.0, out.host_s[i] - device);
+    out.layers[i].of(kernels.front().first, LayerPart::attention) += out.wait_s[i];
+    out.layers[i].issues = {};
+    out.layers[i].counts_rows = false;
   }
   return out;
 }
@@ -451,11 +431,7 @@ WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& f
   const double after = f.after_s + b.after_s;
   if (serial) return with_compute_around(weave_block(serial_weave(), f.layers, b.layers), before, after);
   const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers) : weave_;
-  const WovenBlock block = weave_block(weave, f.layers, b.layers);
-  // The host launches both passes one after another, ahead of the device as far as it can.
-  const double host =
-      std::accumulate(b.host_s.begin(), b.host_s.end(), std::accumulate(f.host_s.begin(), f.host_s.end(), 0.0));
-  return with_compute_around(block, before, after + std::max(0.0, host - block.seconds));
+  return with_compute_around(weave_block(weave, f.layers, b.layers), before, after);
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {

@@ -71,9 +71,13 @@ class AnalyticCost : public CostModel {
   double optimizer_s(int stage) const override;
 
   // The kernel tables behind compute_s and recompute_s, for explanations. An op takes the sum of its parts; each
-  // repetition of a part takes the longer of the sum of its kernels' kernel_s and the host's time to launch them.
+  // repetition of a part takes part_s.
   std::vector<KernelPart> parts(OpKind kind, int stage, const SliceShape& slice) const;
   std::vector<KernelPart> recompute_parts(int stage, const SliceShape& slice) const;
+  // The longer of the device's time for the kernels of a part and the host's to launch them. Where the host reads the
+  // numbers of rows that dispatch has counted, it has launched nothing that follows: from one dispatch to that of the
+  // next layer, every kernel also waits for its own launch.
+  double part_s(const KernelPart& part) const;
   // Time of one call of a table, for all of its `count` kernels.
   double kernel_s(const KernelCall& call) const;
   // Time of one kernel of a call that is not a collective.
@@ -82,8 +86,8 @@ class AnalyticCost : public CostModel {
   std::optional<double> measured_s(const KernelCall& call) const;
   // Number of times that the host launches kernels for this part of a stage. The kernels of a CUDA graph count once.
   int launches(const std::vector<KernelCall>& calls) const;
-  // The host's time to launch them.
-  double host_s(const std::vector<KernelCall>& calls) const;
+  // The host's time to launch a call.
+  double issue_s(const KernelCall& call) const;
   double launch_s() const { return software_.issue_s / cluster_.host_speed; }
   double with_offload_s(double on_gpu, double offloaded, int adam) const;
 
@@ -122,7 +126,7 @@ class AnalyticCost : public CostModel {
   // The layers of an op in the order in which it runs them, and the time of its other kernels before and after them.
   struct LayersOfOp {
     std::vector<LayerTimes> layers;  // on the device
-    std::vector<double> host_s;      // to launch each
+    std::vector<double> wait_s;      // of the device for the host, of each on its own
     double before_s = 0;
     double after_s = 0;
   };
@@ -131,7 +135,8 @@ class AnalyticCost : public CostModel {
   // The same, where every layer takes at least the host's time: the rest of it is added to its attention.
   LayersOfOp layers_with_waits(const PassKernels& kernels) const;
   double reduce_s(const StageContents& held, double bytes) const;
-  double part_s(const KernelPart& part) const;
+  // Whether the host reads what this kernel counts: the rows of each expert, of dispatch in a forward.
+  bool counts_rows(const KernelCall& call) const;
   std::vector<KernelPart> parts_of(OpKind kind, int stage, const SliceShape& slice, bool layers) const;
   Kernels recomputed_kernels(const SliceShape& slice, int layer) const;
   // Time of one layer of a kind in F, I, W or B, or of its recomputation. Stages of a model of several kinds of layers

@@ -33,12 +33,12 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
                              .measured = cost.measured_s(call).has_value()});
       device += seconds;
     }
-    const double host = cost.host_s(part.calls);
-    if (host > device) {
+    const double whole = cost.part_s(part);
+    if (whole > device) {
       out.kernels.push_back({.part = part.name,
                              .name = "waiting for the host",
                              .count = cost.launches(part.calls) * part.repeats,
-                             .seconds = part.repeats * (host - device),
+                             .seconds = part.repeats * (whole - device),
                              .limit = Limit::host});
     }
   }

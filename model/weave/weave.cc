@@ -118,64 +118,80 @@ void add_orders(std::vector<PassPart>& order, const std::vector<PassPart>& rest,
 // Two lanes that run lists of parts in order, with speeds that depend on whether both run.
 class TwoLanes {
  public:
-  // Adds a part after those of its lane. `need` is the index of the part whose result it needs, or -1.
-  int add(const PassPart& part, int layer, double seconds, double delay, int need) {
+  // Adds a part after those of its lane and of the host, which launches it in `issue` seconds and, if it `waits`, not
+  // before the part with the index `need` is done, whose result it needs (-1: none).
+  int add(const PassPart& part, int layer, double seconds, double delay, int need, double issue, bool waits) {
     const int index = static_cast<int>(parts_.size());
     parts_.push_back({.part = part, .layer = layer});
     work_.push_back(seconds);
     speeds_.push_back(delay > 0 ? seconds / (seconds + delay) : 1);
     needs_.push_back(need);
+    issues_.push_back(issue);
+    waits_.push_back(waits);
     lists_[communicates(part.part) ? 1 : 0].push_back(index);
     return index;
   }
 
   WovenBlock run() {
     done_.assign(parts_.size(), false);
+    const int count = static_cast<int>(parts_.size());
     std::array<int, 2> running = {-1, -1};
     std::array<std::size_t, 2> next = {0, 0};
+    int issuing = 0;  // the part that the host launches
     double now = 0;
     int last_end = -1;
     WovenBlock block;
+    const auto busy = [&](std::size_t lane) { return running[lane] >= 0 && work_[running[lane]] > 0; };
     while (true) {
       // Parts without work end when they start, so that starting one may allow another to start.
-      for (bool started = true; started;) {
-        started = false;
+      for (bool changed = true; changed;) {
+        changed = false;
+        while (issuing < count && issues_[issuing] <= 0 && (!waits_[issuing] || ready(issuing))) {
+          ++issuing;
+          changed = true;
+        }
         for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
-          if (running[lane] >= 0 || next[lane] == lists_[lane].size()) continue;
+          if (running[lane] >= 0) {
+            if (busy(lane) || running[lane] >= issuing) continue;
+            finish(running[lane], now);
+            running[lane] = -1;
+            changed = true;
+          }
+          if (next[lane] == lists_[lane].size()) continue;
           const int index = lists_[lane][next[lane]];
-          if (!ready(index)) continue;
+          if (!ready(index) || index > issuing) continue;
           start(index, now, last_end);
           ++next[lane];
-          started = true;
-          if (work_[index] > 0) {
-            running[lane] = index;
-          } else {
-            finish(index, now);
-          }
+          running[lane] = index;
+          changed = true;
         }
       }
-      const bool both = running[0] >= 0 && running[1] >= 0;
-      if (running[0] < 0 && running[1] < 0) break;
-      double step = -1;
+      const bool both = busy(0) && busy(1);
+      const auto speed = [&](std::size_t lane) { return both ? speeds_[running[lane]] : 1; };
+      const bool issues = issuing < count && issues_[issuing] > 0 && (!waits_[issuing] || ready(issuing));
+      double step = issues ? issues_[issuing] : -1;
+      int ends = -1;
       for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
-        if (running[lane] < 0) continue;
-        const double left = work_[running[lane]] / (both ? speeds_[running[lane]] : 1);
+        if (!busy(lane)) continue;
+        const double left = work_[running[lane]] / speed(lane);
         if (step < 0 || left < step) {
           step = left;
-          last_end = running[lane];
+          ends = running[lane];
         }
       }
+      if (step < 0) break;
       now += step;
-      if (running[1] >= 0) block.communication_s += step;
-      if (running[1] >= 0 && !both) block.exposed_s += step;
+      if (busy(1)) block.communication_s += step;
+      if (busy(1) && !both) block.exposed_s += step;
+      if (issues) issues_[issuing] = ends < 0 ? 0 : std::max(0.0, issues_[issuing] - step);
+      std::array<double, 2> left = {};
       for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
-        if (running[lane] < 0) continue;
-        work_[running[lane]] -= step * (both ? speeds_[running[lane]] : 1);
-        if (running[lane] == last_end) {
-          finish(running[lane], now);
-          running[lane] = -1;
-        }
+        if (busy(lane) && running[lane] != ends) left[lane] = std::max(0.0, work_[running[lane]] - step * speed(lane));
       }
+      for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
+        if (running[lane] >= 0) work_[running[lane]] = left[lane];
+      }
+      if (ends >= 0) last_end = ends;
     }
     block.seconds = now;
     // Parts that take no time are left out; what waits for one waits for what that one waited for.
@@ -205,6 +221,8 @@ class TwoLanes {
   std::vector<double> work_;    // seconds left, alone on the lane
   std::vector<double> speeds_;  // while both lanes run
   std::vector<int> needs_;      // by part: what it needs besides the order of its lane, or -1
+  std::vector<double> issues_;  // seconds left of the host
+  std::vector<bool> waits_;     // whether the host waits for what it needs
   std::array<std::vector<int>, 2> lists_;
   std::vector<bool> done_;
 };
@@ -307,17 +325,20 @@ WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, 
       const LayerTimes& times = layers[layer];
       double seconds = times.of(part.pass, part.part);
       double delay = times.delay(part.pass, part.part);
+      double issue = times.issue(part.pass, part.part);
       if (part.pass == OpKind::B && !weights_apart) {
+        issue += times.issue(OpKind::W, part.part);
         seconds += times.of(OpKind::W, part.part);
         delay += times.delay(OpKind::W, part.part);
       }
       const auto index = static_cast<std::size_t>(part.part);
       if (part.pass == OpKind::W) {
-        lanes.add(part, static_cast<int>(layer), seconds, delay, gradient[index]);
+        lanes.add(part, static_cast<int>(layer), seconds, delay, gradient[index], issue, false);
         continue;
       }
       int& before = last[is_forward ? 0 : 1];
-      before = lanes.add(part, static_cast<int>(layer), seconds, delay, before);
+      const bool waits = is_forward && part.part == LayerPart::dispatch && times.counts_rows;
+      before = lanes.add(part, static_cast<int>(layer), seconds, delay, before, issue, waits);
       if (!is_forward) gradient[index] = before;
     }
   }

@@ -51,10 +51,15 @@ struct LayerTimes {
   using Parts = std::array<std::array<double, kNumLayerParts>, 3>;
   Parts seconds = {};  // alone on its lane
   Parts delays = {};   // by how many seconds longer it takes if the other lane runs all along
+  Parts issues = {};   // of the host, to launch its kernels: 0 where one CUDA graph has all of them
+  bool counts_rows =
+      false;  // the host reads how many rows each expert receives before it launches what follows dispatch
   double& of(OpKind pass, LayerPart part) { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
   double of(OpKind pass, LayerPart part) const { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
   double& delay(OpKind pass, LayerPart part) { return delays[pass_index(pass)][static_cast<std::size_t>(part)]; }
   double delay(OpKind pass, LayerPart part) const { return delays[pass_index(pass)][static_cast<std::size_t>(part)]; }
+  double& issue(OpKind pass, LayerPart part) { return issues[pass_index(pass)][static_cast<std::size_t>(part)]; }
+  double issue(OpKind pass, LayerPart part) const { return issues[pass_index(pass)][static_cast<std::size_t>(part)]; }
   static constexpr std::size_t pass_index(OpKind pass) { return pass == OpKind::F ? 0 : pass == OpKind::W ? 2 : 1; }
 };
 
@@ -83,7 +88,9 @@ struct WovenBlock {
 // together, then the layers that only one pass has. Each lane runs its parts in the order of issue; a part starts when
 // the previous one of its lane and what it needs are done: the previous part of its pass (of the layer before, for the
 // first) and, for W, the B of the same part. While both lanes run, a part has the speed seconds / (seconds + delay) of
-// its LayerTimes; exact, as speeds are constant between the ends of parts.
+// its LayerTimes; exact, as speeds are constant between the ends of parts. The host launches the parts in the order of
+// issue, a part after the one before: a part starts no earlier than that, and ends no earlier than its last launch.
+// Where the host counts rows, it launches what follows dispatch(F) when what dispatch(F) needs is done.
 WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward);
 
 // The order without overlap: the parts of F, then those of B with its weight gradients.

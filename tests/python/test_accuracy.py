@@ -286,6 +286,29 @@ def test_coverage_counts_models_and_names_the_reason_of_each_row(tmp_path):
     assert len(figures) == 4 and all(seconds > 0 for seconds in figures.values())
 
 
+def predicted_cards(path, *rows):
+    table = table_of(written(path, CARDS.replace("config", "config,tflops_gpu") + "\n".join(rows) + "\n"))
+    return [figure["predicted"] for figure in table["figures"]]
+
+
+def test_flops_of_a_card_show_its_sequence_length(tmp_path):
+    """A run whose TFLOP/s are those of 8,192 tokens has them, whatever the configuration it starts from says."""
+    row = ("c,nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16,GB300,8,pretrain,fp8_mx,1,1,1,1,8,1,4,512,{},,hybridep,"
+           "transformer_engine,,,,,,,,,,,,verified,12455,,{}")
+    longer, stated, unknown, shown = predicted_cards(
+        tmp_path / "cards.csv", row.format(8192, 938), row.format(4096, 469), row.format(4096, ""),
+        row.format(4096, 938))
+    assert stated == unknown < longer == shown
+
+
+def test_layouts_of_deepseek_follow_from_the_number_of_stages(tmp_path):
+    row = ("c,deepseek-ai/DeepSeek-V3,GB200,256,pretrain,fp8_mx,1,4,4,1,64,1,1,4096,4096,,hybridep,full_iteration,,,,"
+           "True,True,,True,,,,{},verified,13841,,")
+    unpublished, published = predicted_cards(
+        tmp_path / "cards.csv", row.format(""), row.format("Et*4|(t*4|)*14tmL"))
+    assert unpublished == published
+
+
 def test_submissions_of_llama_to_mlperf(tmp_path):
     """126 layers, with embedding and head as one each, are 2 per stage of 8 ranks with 8 chunks; 1,024 GB200."""
     header = ("bench,layers,hidden,heads,kv_heads,ffn,vocab,seq,gpu_type,gpus,tp,pp,vp,cp,dp,mbs,gbs,precision,"

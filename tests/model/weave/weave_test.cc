@@ -188,6 +188,29 @@ TEST(Weave, RandomBlocksKeepEveryRule) {
   }
 }
 
+// Ten parts that the host launches in 20 s each: the last one starts when its launches start and ends with them.
+TEST(Weave, PartsWaitForTheirLaunches) {
+  LayerTimes layer = uniform_layer(10, 4);
+  for (const OpKind pass : {OpKind::F, OpKind::B}) {
+    for (std::size_t part = 0; part < kNumLayerParts; ++part) layer.issue(pass, static_cast<LayerPart>(part)) = 20;
+  }
+  for (const LayerPart part : {LayerPart::attention, LayerPart::experts}) layer.issue(OpKind::W, part) = 20;
+  const std::vector<LayerTimes> layers = {layer};
+  EXPECT_DOUBLE_EQ(weave_block(find_weave("dualpipe"), layers, layers).seconds, 200);
+}
+
+// Attention 10, dispatch 4, experts 10 and combine 4 s one after another, launched in 1, 1, 15 and 1 s: launches of the
+// experts end at 17 s, before the experts. If the host reads what attention's router has chosen, it launches dispatch
+// at 10 s and the experts from 11 to 26 s.
+TEST(Weave, TheHostCountsRowsBeforeItLaunchesExperts) {
+  LayerTimes layer = uniform_layer(10, 4);
+  for (std::size_t part = 0; part < kNumLayerParts; ++part) layer.issue(OpKind::F, static_cast<LayerPart>(part)) = 1;
+  layer.issue(OpKind::F, LayerPart::experts) = 15;
+  EXPECT_DOUBLE_EQ(weave_block(serial_weave(), std::vector<LayerTimes>{layer}, {}).seconds, 28);
+  layer.counts_rows = true;
+  EXPECT_DOUBLE_EQ(weave_block(serial_weave(), std::vector<LayerTimes>{layer}, {}).seconds, 30);
+}
+
 TEST(Weave, ReadsAnOrderFromText) {
   const Weave weave = find_weave(
       "attention(F) dispatch(F) experts(F) combine(F) combine(B) experts(B) experts(W) dispatch(B) attention(B) "

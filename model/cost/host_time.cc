@@ -1,0 +1,65 @@
+// The host of AnalyticCost: its launches, and when the device waits for them.
+#include <algorithm>
+
+#include "model/cost/analytic.h"
+
+namespace sluice::model {
+
+bool AnalyticCost::replays_graph(const std::vector<KernelCall>& calls) const {
+  return training_.graph_implementation != Training::GraphImplementation::full_iteration &&
+         std::any_of(calls.begin(), calls.end(), [](const KernelCall& call) { return call.captured; });
+}
+
+int AnalyticCost::launches(const std::vector<KernelCall>& calls) const {
+  int out = replays_graph(calls) ? 1 : 0;
+  for (const KernelCall& call : calls) {
+    if (call.launched()) out += call.group > 0 ? call.group : call.count;
+  }
+  return out;
+}
+
+double AnalyticCost::issue_s(const KernelCall& call) const {
+  if (!call.launched()) return 0;
+  const bool graphs = training_.graph_implementation != Training::GraphImplementation::none;
+  const bool exchange = call.kind == KernelClass::expert_all_to_all && !graphs;
+  const double seconds = call.group > 0 ? call.group * software_.expert_issue_s
+                                        : call.count * (exchange ? software_.dispatch_issue_s : software_.issue_s);
+  return seconds / cluster_.host_speed;
+}
+
+// All dispatchers read them, to allocate what they receive and for the sizes of GEMMs: DeepEP and HybridEP inside of
+// their call (Megatron-LM's fused_a2a.py), NCCL's all-to-all before it. A backward has those of its forward, and
+// experts that are padded have constant sizes.
+bool AnalyticCost::counts_rows(const KernelCall& call) const {
+  return call.kind == KernelClass::expert_all_to_all && call.part == LayerPart::dispatch && !call.combines &&
+         call.launched() && !training_.pads_experts;
+}
+
+double AnalyticCost::part_s(const KernelPart& part) const {
+  double device = 0;
+  double host = replays_graph(part.calls) ? launch_s() : 0;
+  for (const KernelCall& call : part.calls) {
+    device += kernel_s(call);
+    host += issue_s(call);
+  }
+  const auto dispatch =
+      std::find_if(part.calls.begin(), part.calls.end(), [&](const KernelCall& call) { return counts_rows(call); });
+  if (dispatch == part.calls.end()) return std::max(device, host);
+  double issued = 0;
+  double done = 0;
+  const auto run = [&](auto first, auto last) {
+    for (; first != last; ++first) {
+      const double kernels = std::max(1, first->group > 0 ? first->group : first->count);
+      const double all = issue_s(*first);
+      const double seconds = kernel_s(*first);
+      done = std::max({done + seconds, issued + all / kernels + seconds, issued + all + seconds / kernels});
+      issued += all;
+    }
+  };
+  run(dispatch, part.calls.end());
+  run(part.calls.begin(), dispatch);
+  constexpr double kRounding = 1e-12;
+  return std::max(done > (1 + kRounding) * device ? done : device, host);
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,80 @@
+#include <gtest/gtest.h>
+
+#include "model/cost/analytic.h"
+#include "tests/model/workload/models.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr std::int64_t kLength = 4096;
+
+Training on_eight_gpus() {
+  Training training;
+  training.dp = training.ep = 8;
+  training.sequence_length = kLength;
+  return training;
+}
+
+// The host launches 16 experts one by one, in a millisecond each, and everything else at once. It starts after
+// dispatch, whose counts it reads, and the last expert ends a sixteenth of the kernels' time after its launch: what
+// follows is not hidden behind these launches. Padded experts have constant sizes, and the host runs ahead.
+TEST(HostTime, LaunchesNothingAheadOfTheCountsOfDispatch) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = on_eight_gpus();
+  Software software = load_software("megatron-lm");
+  software.issue_s = software.dispatch_issue_s = 0;
+  constexpr double kIssue = 1e-3;
+  const Cluster cluster = load_cluster("dgx-h100", 1);
+  software.expert_issue_s = kIssue * cluster.host_speed;
+  const auto part_of = [&](const AnalyticCost& cost) {
+    for (KernelPart& part : cost.parts(OpKind::F, 0, {1, kLength, 0})) {
+      if (part.name == "MoE layer") return part;
+    }
+    return KernelPart();
+  };
+  const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
+  const KernelPart part = part_of(cost);
+  double rest = 0;  // of the device, from the experts' last GEMMs to the next dispatch
+  bool follows = true;
+  for (const KernelCall& call : part.calls) {
+    if (call.name == "dispatch") follows = false;
+    if (follows) rest += cost.kernel_s(call);
+    if (call.name == "experts out") {
+      follows = true;
+      rest += cost.kernel_s(call) / 16;
+    }
+  }
+  EXPECT_NEAR(cost.part_s(part), 32 * kIssue + rest, 1e-9);
+  EXPECT_GT(rest, 1e-3);
+  training.expert_capacity = 1;
+  training.pads_experts = true;
+  const AnalyticCost padded(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
+  EXPECT_NEAR(padded.part_s(part_of(padded)), 32 * kIssue, 1e-9);
+}
+
+TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = on_eight_gpus();
+  const MicrobatchShape shape{.sequences = 1, .slice_lengths = {kLength}};
+  Software software = load_software("megatron-lm");
+  software.issue_s *= 20;
+  double before = 0;
+  for (const auto overlap : {Training::JointOverlap::experts, Training::JointOverlap::all}) {
+    training.joint_overlap = overlap;
+    for (const double imbalance : {1.0, 2.0, 4.0}) {
+      training.expert_imbalance = imbalance;
+      const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster("dgx-h100", 1), software);
+      const double joint = cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
+      const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
+      EXPECT_LE(joint, apart * (1 + 1e-12));
+      // The host limits both; a block in which it does not would be shorter by dispatch and combine.
+      EXPECT_GE(joint, 0.99 * apart) << imbalance;
+      EXPECT_GE(joint, before * (1 - 1e-12)) << imbalance;
+      before = joint;
+    }
+    before = 0;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test
