@@ -93,11 +93,13 @@ class Bounding {
     add_blocked(head, back, machines);
     for (auto& machine : machines) bounds.makespan = std::max(bounds.makespan, preemptive_bound(std::move(machine)));
     if (most_orders > 0) {
-      std::vector<std::pair<RankProblem, RankProblem>> limited;
+      std::vector<int> limited;
       for (int rank = 0; rank < table_.ranks; ++rank) {
-        if (problem_.limit[rank] < kNoLimit) limited.push_back(rank_problem(rank, head, back));
+        if (problem_.limit[rank] < kNoLimit) limited.push_back(rank);
       }
-      bounds.makespan = idle_bound(limited, bounds.makespan, most_orders);
+      bounds.makespan = idle_bound(
+          limited, table_.ranks, [&](const std::vector<int>& ranks) { return ranks_problem(ranks, head, back); },
+          bounds.makespan, most_orders);
     }
     bounds.tail.resize(table_.rows.size());
     for (std::int32_t op = 0; op < std::ssize(table_.rows); ++op) {
@@ -131,11 +133,16 @@ class Bounding {
     }
   }
 
-  // A rank with a limit, its delays through the other ranks, and its reverse. A B counts as its I and W, which hold no
+  // Some ranks, their delays through the others, and the reverse. A B counts as its I and W, which hold no
   // more than the B if the gradients held until W are left out.
-  std::pair<RankProblem, RankProblem> rank_problem(int rank, const std::vector<std::int64_t>& head,
-                                                   const std::vector<std::int64_t>& back) const {
-    RankProblem out{.microbatches = table_.microbatches, .limit = problem_.limit[rank], .groups = {}};
+  std::pair<RankProblem, RankProblem> ranks_problem(const std::vector<int>& ranks,
+                                                    const std::vector<std::int64_t>& head,
+                                                    const std::vector<std::int64_t>& back) const {
+    RankProblem out{.microbatches = table_.microbatches, .limit = {}, .groups = {}};
+    for (const int rank : ranks) out.limit.push_back(problem_.limit[rank]);
+    const auto machine_of = [&](int stage) {
+      return static_cast<int>(std::find(ranks.begin(), ranks.end(), table_.rank_of[stage]) - ranks.begin());
+    };
     std::vector<std::vector<std::int64_t>> tails;
     struct Chain {
       int behind = -1;
@@ -146,7 +153,8 @@ class Bounding {
       const OpTable::Row& row = table_.rows[table_.id(kind, stage, 0, slice)];
       const std::int64_t spared =
           problem_.may_fuse ? problem_.bytes[problem_.slice_index(stage, slice)].gradients_to_weight_gradient : 0;
-      RankProblem::Group group{.duration = relaxed_.nodes[node(kind, stage, slice, 0)].duration,
+      RankProblem::Group group{.machine = machine_of(stage),
+                               .duration = relaxed_.nodes[node(kind, stage, slice, 0)].duration,
                                .takes = row.takes - (kind == OpKind::I ? spared : 0),
                                .keeps = row.keeps + (kind == OpKind::F   ? 0
                                                      : kind == OpKind::W ? spared
@@ -172,7 +180,7 @@ class Bounding {
     };
     for (int stage = 0; stage < table_.stages; ++stage) {
       for (int slice = 0, before = -1; slice < table_.slices; ++slice) {
-        if (table_.rank_of[stage] == rank) {
+        if (machine_of(stage) < std::ssize(ranks)) {
           before = add_group(OpKind::F, stage, slice, before);
         } else {
           pass(OpKind::F, stage, slice);
@@ -181,7 +189,7 @@ class Bounding {
     }
     for (int stage = table_.stages - 1; stage >= 0; --stage) {
       for (int slice = table_.slices - 1, before = -1; slice >= 0; --slice) {
-        if (table_.rank_of[stage] == rank) {
+        if (machine_of(stage) < std::ssize(ranks)) {
           before = add_group(OpKind::I, stage, slice, before);
           add_group(OpKind::W, stage, slice, before);
         } else {

@@ -29,8 +29,8 @@ constexpr std::int64_t kSpare = 8;                 // evaluations of the searche
 constexpr std::int64_t kPeriodSteps = 4'000'000;   // of the search for one period, about a second
 constexpr std::int64_t kStepsPerEvaluation = 16;   // for small limits of evaluations
 constexpr double kPeriodStepsPerSecond = 100'000;  // of the limit of time
-constexpr std::int64_t kBoundOrders = 100'000;     // of the search for a better lower bound, a second or two
-constexpr double kOrdersPerSecond = 5'000;         // of the limit of time
+constexpr std::int64_t kBoundOrders = 300'000;     // of the search for a better lower bound, a second or two
+constexpr double kOrdersPerSecond = 30'000;        // of the limit of time
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
 
 // What is left for a search.

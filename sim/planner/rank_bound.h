@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <queue>
 #include <tuple>
@@ -14,6 +15,7 @@ namespace sluice::sim {
 // nanoseconds.
 struct RankProblem {
   struct Group {
+    int machine = 0;
     std::int64_t duration = 0;
     std::int64_t takes = 0;  // bytes, as in OpTable
     std::int64_t keeps = 0;
@@ -23,8 +25,8 @@ struct RankProblem {
     std::vector<std::int64_t> heads;  // by microbatch: earliest start
   };
   int microbatches = 1;
-  std::int64_t limit = 0;
-  std::vector<Group> groups;  // each after those that it waits for
+  std::vector<std::int64_t> limit;  // by machine; the bound is of machine 0
+  std::vector<Group> groups;        // each after those that it waits for
 
   std::int64_t work() const;  // of all ops
   // The same orders from their ends backwards. `tails`: by group and microbatch, the minimal time after the op.
@@ -37,19 +39,24 @@ struct RankProblem {
 // whose results arrive no earlier.
 class IdleSearch {
  public:
-  IdleSearch(RankProblem problem, std::int64_t until);
+  // `least`: a bound that is known.
+  IdleSearch(RankProblem problem, std::int64_t until, std::int64_t least = 0);
 
-  void extend(std::int64_t most_orders);
-  std::int64_t bound() const { return open_.empty() ? best_ : std::min(best_, std::get<0>(open_.top())); }
+  // Extends at most so many partial orders, and returns their number.
+  std::int64_t extend(std::int64_t most_orders);
+  std::int64_t bound() const {
+    return open_.empty() ? best_ : std::min(best_, std::max(least_, std::get<0>(open_.top())));
+  }
   bool exact() const { return bound() == best_; }
 
  private:
   // The ops run so far.
   struct Partial {
     std::vector<int> run;                            // by group
-    std::int64_t clock = 0;                          // end of the last op
-    std::int64_t work = 0;                           // of all of them
-    std::int64_t held = 0;                           // bytes
+    std::vector<std::int64_t> clock;                 // by machine: end of the last op
+    std::vector<std::int64_t> held;                  // by machine: bytes
+    std::vector<char> defers;                        // by machine: waits for an arrival
+    std::int64_t work = 0;                           // of machine 0
     std::vector<std::vector<std::int64_t>> arrived;  // by group: arrivals of the results that it has not read
   };
 
@@ -57,12 +64,13 @@ class IdleSearch {
   std::int64_t start_of(const Partial& partial, std::size_t g) const;
   void extend(const Partial& partial);
   void add(Partial partial);
-  static bool covers(const Partial& one, const Partial& other);
+  bool covers(const Partial& one, const Partial& other) const;
   std::int64_t enabled_by(std::int64_t bytes) const;
   std::int64_t least_later(const Partial& partial);
 
   RankProblem problem_;
   std::int64_t until_;
+  std::int64_t least_;
   std::int64_t best_;              // of the complete orders
   std::vector<bool> enabled_;      // by group: takes no memory, and follows an op of the rank that does
   std::int64_t least_kept_;        // by an op that takes memory
@@ -80,10 +88,14 @@ class IdleSearch {
   std::vector<std::pair<std::int64_t, std::int64_t>> releases_;  // end, bytes
 };
 
+// The problem of some ranks, of which the first one is machine 0, and its reverse.
+using RanksProblems = std::function<std::pair<RankProblem, RankProblem>(const std::vector<int>& ranks)>;
+
 // Returns a lower bound of the makespan: the work of a rank and the least time for which it idles in the first half of
-// the makespan and, with its ops reversed, in the second half, maximal over the ranks. `least`: a bound that is known.
-// Extends at most `most_orders` partial orders.
-std::int64_t idle_bound(const std::vector<std::pair<RankProblem, RankProblem>>& ranks, std::int64_t least,
-                        std::int64_t most_orders);
+// the makespan and, with its ops reversed, in the second half, maximal over `ranks`. Where that is exact, neighbors of
+// the best rank become machines, too, and the time becomes longer. `least`: a bound that is known. Extends about
+// `most_orders` partial orders.
+std::int64_t idle_bound(const std::vector<int>& ranks, int num_ranks, const RanksProblems& problems_of,
+                        std::int64_t least, std::int64_t most_orders);
 
 }  // namespace sluice::sim

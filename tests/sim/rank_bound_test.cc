@@ -19,19 +19,22 @@ class AllOrders {
  public:
   AllOrders(const RankProblem& problem, std::int64_t until)
       : problem_(problem), until_(until), ends_(problem.groups.size()), least_idle_(until) {
-    run(0, 0, 0);
+    run(std::vector<std::int64_t>(problem.limit.size(), 0), 0, std::vector<std::int64_t>(problem.limit.size(), 0));
   }
   std::int64_t least_idle() const { return least_idle_; }
 
  private:
-  void run(std::int64_t clock, std::int64_t idle, std::int64_t held) {
+  void run(const std::vector<std::int64_t>& clock, std::int64_t idle, const std::vector<std::int64_t>& held) {
     // What it idles before `until_` if nothing follows.
-    least_idle_ = std::min(least_idle_, idle + std::max<std::int64_t>(0, until_ - clock));
+    least_idle_ = std::min(least_idle_, idle + std::max<std::int64_t>(0, until_ - clock[0]));
     for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
       const RankProblem::Group& group = problem_.groups[g];
       const std::size_t j = ends_[g].size();
-      if (std::ssize(ends_[g]) == problem_.microbatches || held + group.takes > problem_.limit) continue;
-      std::int64_t start = std::max(clock, group.heads[j]);
+      if (std::ssize(ends_[g]) == problem_.microbatches ||
+          held[group.machine] + group.takes > problem_.limit[group.machine]) {
+        continue;
+      }
+      std::int64_t start = std::max(clock[group.machine], group.heads[j]);
       bool ready = true;
       for (const int before : group.after) ready = ready && ends_[before].size() > j;
       if (group.behind >= 0) {
@@ -39,9 +42,13 @@ class AllOrders {
         if (ready) start = std::max(start, ends_[group.behind][j] + group.delay);
       }
       if (!ready) continue;
-      const std::int64_t gap = std::max<std::int64_t>(0, std::min(until_, start) - clock);
+      const std::int64_t gap = std::max<std::int64_t>(0, std::min(until_, start) - clock[0]);
+      std::vector<std::int64_t> next_clock = clock;
+      std::vector<std::int64_t> next_held = held;
+      next_clock[group.machine] = start + group.duration;
+      next_held[group.machine] += group.keeps;
       ends_[g].push_back(start + group.duration);
-      run(start + group.duration, idle + gap, held + group.keeps);
+      run(next_clock, idle + (group.machine == 0 ? gap : 0), next_held);
       ends_[g].pop_back();
     }
   }
@@ -52,16 +59,21 @@ class AllOrders {
   std::int64_t least_idle_;
 };
 
-// One or two stages of a rank: forwards, then gradients, with delays between them.
+// One or two stages of a rank, or one of each of two: forwards, then gradients, with delays between them.
 RankProblem random_rank(std::mt19937& engine) {
   const auto random = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine); };
   const int stages = random(1, 2);
-  RankProblem out{.microbatches = stages == 1 ? random(1, 4) : random(1, 2), .limit = random(stages, 5), .groups = {}};
+  const int machines = random(1, stages);
+  const int reverse = random(0, 1);  // which machine has the first stage
+  RankProblem out{.microbatches = stages == 1 ? random(1, 4) : machines == 1 ? random(1, 2) : 2, .groups = {}};
+  for (int i = 0; i < machines; ++i) out.limit.push_back(random(stages / machines, 5));
+  int stage = 0;
   std::int64_t delay = 0;
   int behind = -1;
   const int kept_by_gradient = random(0, 2);  // more than released: 1 or 2 gradients until W
   const auto add = [&](std::int64_t takes, std::int64_t keeps, int after, bool chained) {
-    RankProblem::Group group{.duration = random(0, 6), .takes = takes, .keeps = keeps};
+    RankProblem::Group group{
+        .machine = (stage + reverse) % machines, .duration = random(0, 6), .takes = takes, .keeps = keeps};
     if (after >= 0) group.after.push_back(after);
     if (chained) {
       group.behind = behind;
@@ -75,12 +87,12 @@ RankProblem random_rank(std::mt19937& engine) {
     out.groups.push_back(std::move(group));
     return static_cast<int>(out.groups.size()) - 1;
   };
-  for (int s = 0; s < stages; ++s) add(1, 1, -1, true);
-  for (int s = 0; s < stages; ++s) {
+  for (; stage < stages; ++stage) add(1, 1, -1, true);
+  while (stage-- > 0) {
     const int gradient = add(kept_by_gradient, kept_by_gradient, -1, true);
     add(0, -1 - kept_by_gradient, gradient, false);
   }
-  out.limit += std::int64_t{stages} * kept_by_gradient;
+  for (std::int64_t& limit : out.limit) limit += std::int64_t{stages} * kept_by_gradient;
   return out;
 }
 
