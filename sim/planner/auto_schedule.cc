@@ -30,6 +30,7 @@ constexpr std::int64_t kPeriodSteps = 4'000'000;   // of the search for one peri
 constexpr std::int64_t kStepsPerEvaluation = 16;   // for small limits of evaluations
 constexpr double kPeriodStepsPerSecond = 100'000;  // of the limit of time
 constexpr std::int64_t kBoundOrders = 300'000;     // of the search for a better lower bound, a second or two
+constexpr std::int64_t kOrdersPerEvaluation = 16;  // for small limits of evaluations
 constexpr double kOrdersPerSecond = 30'000;        // of the limit of time
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
 
@@ -347,7 +348,10 @@ class AutoScheduler {
 
   void raise_bounds() {
     const std::vector<std::size_t> open = open_places();
-    const std::int64_t orders = std::min(kBoundOrders, static_cast<std::int64_t>(options_.seconds * kOrdersPerSecond));
+    const std::int64_t by_evaluations =
+        std::clamp<std::int64_t>(allowance_.left(), 0, kBoundOrders / kOrdersPerEvaluation) * kOrdersPerEvaluation;
+    const std::int64_t orders =
+        std::min(by_evaluations, static_cast<std::int64_t>(options_.seconds * kOrdersPerSecond));
     for (const std::size_t i : open) {
       if (!allowance_.is_late()) places_[i].raise_bound(orders / std::ssize(open));
     }
