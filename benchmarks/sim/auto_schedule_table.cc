@@ -1,14 +1,16 @@
 // Compares automatic schedules with every family of the registry under the same memory limit, and with their lower
 // bound.
-//   auto_schedule_table [seconds per case, default 10] [ranks, default 8]
+//   auto_schedule_table [seconds per case, default 10] [ranks, default 8] [number of random cases instead]
 
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "model/schedule/family.h"
+#include "model/to_size.h"
 #include "sim/planner/auto_schedule.h"
 
 namespace sluice::bench {
@@ -118,9 +120,51 @@ int run(double seconds, int ranks) {
   return no_worse == cases ? 0 : 1;
 }
 
+// Random cases of 2 to 8 ranks with one placement, limits from a half of 1F1B's to all of it, and uneven stages.
+int run_random(double seconds, int cases) {
+  std::mt19937 engine(1);
+  const auto random = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine); };
+  double sum = 0;
+  int close = 0, proven = 0;
+  for (int i = 0; i < cases; ++i) {
+    const Case of{.ranks = random(2, 8),
+                  .microbatches = random(1, 8) * 8,
+                  .f = random(4, 12),
+                  .b = random(4, 12),
+                  .w = random(3, 10),
+                  .heavy_ends = random(0, 3) == 0,
+                  .hop = 0.1 * random(0, 3)};
+    const int eighths = random(4, 8);
+    AutoPlacement placement = placements(of, std::int64_t{kActivation} * of.ranks * eighths / 8)[to_size(random(0, 2))];
+    if (random(0, 1) == 0) {
+      for (SliceOpTimes& times : placement.problem.times) {
+        const int percent = random(80, 120);
+        times.forward = times.forward * percent / 100;
+        times.input_gradient = times.input_gradient * percent / 100;
+        times.weight_gradient = times.weight_gradient * percent / 100;
+        times.backward = times.input_gradient + times.weight_gradient;
+      }
+    }
+    const std::string name = placement.name;
+    std::vector<AutoPlacement> only;
+    only.push_back(std::move(placement));
+    const AutoResult result = auto_schedule(std::move(only), {.seconds = seconds});
+    fmt::print("{} p {} m {} f/b/w {}/{}/{} hop {:.1f} limit {}/8: {} ms, {:.2f} % above the bound\n", name, of.ranks,
+               of.microbatches, of.f, of.b, of.w, of.hop, eighths, static_cast<double>(result.makespan.count()) / 1e6,
+               100 * result.gap());
+    std::fflush(stdout);
+    sum += result.gap();
+    close += result.gap() <= 0.02 ? 1 : 0;
+    proven += result.makespan == result.lower_bound ? 1 : 0;
+  }
+  fmt::print("{} cases: mean gap {:.2f} %, {} within 2 %, {} on the bound\n", cases, 100 * sum / cases, close, proven);
+  return 0;
+}
+
 }  // namespace
 }  // namespace sluice::bench
 
 int main(int argc, char** argv) {
+  if (argc > 3) return sluice::bench::run_random(std::atof(argv[1]), std::atoi(argv[3]));
   return sluice::bench::run(argc > 1 ? std::atof(argv[1]) : 10, argc > 2 ? std::atoi(argv[2]) : 8);
 }

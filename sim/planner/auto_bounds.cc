@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "model/to_size.h"
+#include "sim/planner/rank_bound.h"
 
 namespace sluice::sim {
 namespace {
@@ -65,7 +66,7 @@ class Bounding {
  public:
   Bounding(const PlacedProblem& problem, const OpTable& table) : problem_(problem), table_(table) { make_relaxation(); }
 
-  AutoBounds run() const {
+  AutoBounds run(std::int64_t most_orders) const {
     const std::size_t n = relaxed_.nodes.size();
     const std::vector<std::int64_t> head = heads_of(relaxed_, table_.ranks);
     Relaxation reversed;
@@ -91,6 +92,15 @@ class Bounding {
     }
     add_blocked(head, back, machines);
     for (auto& machine : machines) bounds.makespan = std::max(bounds.makespan, preemptive_bound(std::move(machine)));
+    if (most_orders > 0) {
+      std::vector<int> limited;
+      for (int rank = 0; rank < table_.ranks; ++rank) {
+        if (problem_.limit[rank] < kNoLimit) limited.push_back(rank);
+      }
+      bounds.makespan = idle_bound(
+          limited, table_.ranks, [&](const std::vector<int>& ranks) { return ranks_problem(ranks, head, back); },
+          bounds.makespan, most_orders);
+    }
     bounds.tail.resize(table_.rows.size());
     for (std::int32_t op = 0; op < std::ssize(table_.rows); ++op) {
       // A B ends when its W would; what depends on its I alone is omitted.
@@ -121,6 +131,74 @@ class Bounding {
         }
       }
     }
+  }
+
+  // Some ranks, their delays through the others, and the reverse. A B counts as its I and W, which hold no
+  // more than the B if the gradients held until W are left out.
+  std::pair<RankProblem, RankProblem> ranks_problem(const std::vector<int>& ranks,
+                                                    const std::vector<std::int64_t>& head,
+                                                    const std::vector<std::int64_t>& back) const {
+    RankProblem out{.microbatches = table_.microbatches, .limit = {}, .groups = {}};
+    for (const int rank : ranks) out.limit.push_back(problem_.limit[rank]);
+    const auto machine_of = [&](int stage) {
+      return static_cast<int>(std::find(ranks.begin(), ranks.end(), table_.rank_of[stage]) - ranks.begin());
+    };
+    std::vector<std::vector<std::int64_t>> tails;
+    struct Chain {
+      int behind = -1;
+      std::int64_t delay = 0;
+    };
+    std::vector<Chain> chains(to_size(table_.slices));
+    const auto add_group = [&](OpKind kind, int stage, int slice, int after) {
+      const OpTable::Row& row = table_.rows[table_.id(kind, stage, 0, slice)];
+      const std::int64_t spared =
+          problem_.may_fuse ? problem_.bytes[problem_.slice_index(stage, slice)].gradients_to_weight_gradient : 0;
+      RankProblem::Group group{.machine = machine_of(stage),
+                               .duration = relaxed_.nodes[node(kind, stage, slice, 0)].duration,
+                               .takes = row.takes - (kind == OpKind::I ? spared : 0),
+                               .keeps = row.keeps + (kind == OpKind::F   ? 0
+                                                     : kind == OpKind::W ? spared
+                                                                         : -spared)};
+      if (after >= 0) group.after.push_back(after);
+      if (kind != OpKind::W) {
+        Chain& chain = chains[slice];
+        group.behind = chain.behind;
+        group.delay = chain.delay;
+        chain = {static_cast<int>(out.groups.size()), hop(kind, stage, slice)};
+      }
+      auto& tail = tails.emplace_back();
+      for (int j = 0; j < table_.microbatches; ++j) {
+        const std::size_t v = node(kind, stage, slice, j);
+        group.heads.push_back(head[v]);
+        tail.push_back(back[relaxed_.nodes.size() - 1 - v]);
+      }
+      out.groups.push_back(std::move(group));
+      return static_cast<int>(out.groups.size()) - 1;
+    };
+    const auto pass = [&](OpKind kind, int stage, int slice) {
+      chains[slice].delay += relaxed_.nodes[node(kind, stage, slice, 0)].duration + hop(kind, stage, slice);
+    };
+    for (int stage = 0; stage < table_.stages; ++stage) {
+      for (int slice = 0, before = -1; slice < table_.slices; ++slice) {
+        if (machine_of(stage) < std::ssize(ranks)) {
+          before = add_group(OpKind::F, stage, slice, before);
+        } else {
+          pass(OpKind::F, stage, slice);
+        }
+      }
+    }
+    for (int stage = table_.stages - 1; stage >= 0; --stage) {
+      for (int slice = table_.slices - 1, before = -1; slice >= 0; --slice) {
+        if (machine_of(stage) < std::ssize(ranks)) {
+          before = add_group(OpKind::I, stage, slice, before);
+          add_group(OpKind::W, stage, slice, before);
+        } else {
+          pass(OpKind::I, stage, slice);
+        }
+      }
+    }
+    RankProblem reversed = out.reversed(tails);
+    return {std::move(out), std::move(reversed)};
   }
 
   // Nodes by microbatch; then forwards up the stages, gradients down with their Ws.
@@ -262,6 +340,8 @@ std::int64_t preemptive_bound(std::vector<HeadTail> ops) {
   return bound;
 }
 
-AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table) { return Bounding(problem, table).run(); }
+AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table, std::int64_t most_orders) {
+  return Bounding(problem, table).run(most_orders);
+}
 
 }  // namespace sluice::sim

@@ -19,7 +19,8 @@ struct AutoBounds {
 // Heads and tails are longest paths over these edges, and at least the time in which the rank runs all ops that must
 // come before (after). The bound is the maximum over the ranks of Jackson's preemptive one-machine bound (Carlier 1982)
 // with these heads and tails. A backward counts as its I plus the time that its W adds, whether split or not.
-AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table);
+// With `most_orders`, the makespan is also at least the idle_bound of the ranks with a memory limit.
+AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table, std::int64_t most_orders = 0);
 
 // Jackson's preemptive bound: a lower bound of the makespan of these ops on one machine.
 struct HeadTail {

@@ -29,6 +29,9 @@ constexpr std::int64_t kSpare = 8;                 // evaluations of the searche
 constexpr std::int64_t kPeriodSteps = 4'000'000;   // of the search for one period, about a second
 constexpr std::int64_t kStepsPerEvaluation = 16;   // for small limits of evaluations
 constexpr double kPeriodStepsPerSecond = 100'000;  // of the limit of time
+constexpr std::int64_t kBoundOrders = 300'000;     // of the search for a better lower bound, a second or two
+constexpr std::int64_t kOrdersPerEvaluation = 16;  // for small limits of evaluations
+constexpr double kOrdersPerSecond = 30'000;        // of the limit of time
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
 
 // What is left for a search.
@@ -125,10 +128,14 @@ class Place {
         table_(std::make_unique<OpTable>(placement_->problem)),
         bounds_(auto_bounds(placement_->problem, *table_)),
         least_(bounds_.makespan) {
-    if (placement_->limit_of_bound.empty()) return;
+    if (!placement_->limit_of_bound.empty()) raise_bound(0);
+  }
+
+  // Raises the lower bound by a search.
+  void raise_bound(std::int64_t most_orders) {
     PlacedProblem wider = placement_->problem;
-    wider.limit = placement_->limit_of_bound;
-    least_ = auto_bounds(wider, *table_).makespan;
+    if (!placement_->limit_of_bound.empty()) wider.limit = placement_->limit_of_bound;
+    least_ = auto_bounds(wider, *table_, most_orders).makespan;
   }
 
   const PlacedProblem& problem() const { return placement_->problem; }
@@ -295,13 +302,13 @@ class AutoScheduler {
   }
 
   AutoResult run() {
-    lower_bound_ = kNever;
-    for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.least());
+    update_lower_bound();
     for (Place& place : places_) place.start();
     settle();
     if (!result_) throw DoesNotFit("automatic schedule: no schedule was found that fits in the memory of all ranks");
     result_->first_makespan = result_->makespan;
     result_->first_seconds = allowance_.elapsed();
+    raise_bounds();
     start_periodically();
     search();
     const AutoEnd end = ended_by();
@@ -332,6 +339,23 @@ class AutoScheduler {
     if (family && !keeps_limits(place.problem(), place.table(), orders_of(place.table(), schedule)))
       return std::nullopt;
     return simulated_makespan(place.problem(), schedule);
+  }
+
+  void update_lower_bound() {
+    lower_bound_ = kNever;
+    for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.least());
+  }
+
+  void raise_bounds() {
+    const std::vector<std::size_t> open = open_places();
+    const std::int64_t by_evaluations =
+        std::clamp<std::int64_t>(allowance_.left(), 0, kBoundOrders / kOrdersPerEvaluation) * kOrdersPerEvaluation;
+    const std::int64_t orders =
+        std::min(by_evaluations, static_cast<std::int64_t>(options_.seconds * kOrdersPerSecond));
+    for (const std::size_t i : open) {
+      if (!allowance_.is_late()) places_[i].raise_bound(orders / std::ssize(open));
+    }
+    update_lower_bound();
   }
 
   // Selects the best schedule by the judge, families first so that they win ties.

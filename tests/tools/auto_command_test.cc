@@ -52,7 +52,7 @@ TEST(AutoCommand, ReportsLowerBoundAndGap) {
 
 // With a budget in evaluations, time has no part in the result.
 TEST(AutoCommand, EqualSeedsAndEvaluationsGiveEqualSchedules) {
-  const std::string hard = "--pp 4 --microbatches 8 --uniform f=10,b=12,w=8,comm=1 --memory-cap 3mb ";
+  const std::string hard = "--pp 8 --microbatches 12 --uniform f=10,b=12,w=8,comm=1 --memory-cap 3mb ";
   std::set<std::string> found;
   for (const int evaluations : {1, 30, 500, 4000}) {
     const std::string flags = fmt::format("schedule auto --json --evaluations {} {}", evaluations, hard);
