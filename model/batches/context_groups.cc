@@ -13,10 +13,12 @@
 namespace sluice::model {
 namespace {
 
-constexpr double kBalanced = 0.05;      // of Megatron-LM's rule: ranks within this fraction of the fullest
-constexpr double kFullList = 1.1;       // likewise: a list of documents ends above this times its share of the work
-constexpr int kTargets = 64;            // times that fastest_group tries to meet
-constexpr int kMostAssignments = 4000;  // that it tries in all
+constexpr double kBalanced = 0.05;     // of Megatron-LM's rule: ranks within this fraction of the fullest
+constexpr double kFullList = 1.1;      // likewise: a list of documents ends above this times its share of the work
+constexpr std::int64_t kTargets = 64;  // times that fastest_group tries to meet
+constexpr std::int64_t kMostAssignments = 4000;   // that it tries in all
+constexpr std::int64_t kMostSteps = 400'000'000;  // the same for many documents and ranks: some seconds
+constexpr std::int64_t kFewestAssignments = 16;
 
 double most_of(const std::vector<double>& times) { return *std::max_element(times.begin(), times.end()); }
 
@@ -169,19 +171,12 @@ class FastestGroup {
       for (int ranks = least; ranks <= problem.ranks; ranks *= 2) choices.times.push_back(problem.time(tokens, ranks));
       choices_.push_back(std::move(choices));
     }
+    const std::int64_t steps = std::max<std::int64_t>(1, std::ssize(choices_) * problem.ranks);
+    most_assignments_ = std::clamp(kMostSteps / steps, kFewestAssignments, kMostAssignments);
+    least_time_ = time_of_least_work();
   }
 
-  double least_time() const {
-    double work = 0;
-    double longest = 0;
-    for (const Choices& choices : choices_) {
-      double least = std::numeric_limits<double>::infinity();
-      for (std::size_t i = 0; i < choices.times.size(); ++i) least = std::min(least, choices.work(i));
-      work += least;
-      longest = std::max(longest, *std::min_element(choices.times.begin(), choices.times.end()));
-    }
-    return std::max(work / problem_.ranks, longest);
-  }
+  double least_time() const { return least_time_; }
 
   ContextGroup find() {
     meet_times();
@@ -200,13 +195,26 @@ class FastestGroup {
   };
   using Chosen = std::vector<std::size_t>;
 
+  double time_of_least_work() const {
+    double work = 0;
+    double longest = 0;
+    for (const Choices& choices : choices_) {
+      double least = std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i < choices.times.size(); ++i) least = std::min(least, choices.work(i));
+      work += least;
+      longest = std::max(longest, *std::min_element(choices.times.begin(), choices.times.end()));
+    }
+    return std::max(work / problem_.ranks, longest);
+  }
+
   // For each target: of the numbers of ranks that meet it, the one with the least work, or else the fastest.
   void meet_times() {
     double longest = 0;
     for (const Choices& choices : choices_) longest = std::max(longest, choices.times.front());
-    longest = std::max(longest, least_time());
-    for (int i = 0; i <= kTargets; ++i) {
-      const double share = static_cast<double>(i) / kTargets;
+    longest = std::max(longest, least_time_);
+    const std::int64_t targets = std::min(kTargets, most_assignments_);
+    for (std::int64_t i = 0; i <= targets; ++i) {
+      const double share = static_cast<double>(i) / static_cast<double>(targets);
       const double target = longest * share * share;
       Chosen chosen;
       for (const Choices& choices : choices_) chosen.push_back(meeting(choices, target));
@@ -263,7 +271,7 @@ class FastestGroup {
       better = false;
       for (std::size_t i = 0; i < choices_.size(); ++i) {
         for (std::size_t choice = 0; choice < choices_[i].times.size(); ++choice) {
-          if (tried_ >= kMostAssignments || best_time_ <= least_time() * (1 + 1e-9)) return;
+          if (tried_ >= most_assignments_ || best_time_ <= least_time_ * (1 + 1e-9)) return;
           if (choice == best_choice_[i]) continue;
           Chosen changed = best_choice_;
           changed[i] = choice;
@@ -278,7 +286,9 @@ class FastestGroup {
   ContextGroup best_;
   Chosen best_choice_;
   double best_time_ = 0;
-  int tried_ = 0;
+  double least_time_ = 0;
+  std::int64_t tried_ = 0;
+  std::int64_t most_assignments_ = 0;
 };
 
 }  // namespace
