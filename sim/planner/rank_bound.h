@@ -42,7 +42,7 @@ class IdleSearch {
   // `least`: a bound that is known.
   IdleSearch(RankProblem problem, std::int64_t until, std::int64_t least = 0);
 
-  // Extends at most so many partial orders, and returns their number.
+  // Extends at most `most_orders` partial orders, and returns their number.
   std::int64_t extend(std::int64_t most_orders);
   std::int64_t bound() const {
     return open_.empty() ? best_ : std::min(best_, std::max(least_, std::get<0>(open_.top())));

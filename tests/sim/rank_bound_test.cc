@@ -59,7 +59,7 @@ class AllOrders {
   std::int64_t least_idle_;
 };
 
-// One or two stages of a rank, or one of each of two: forwards, then gradients, with delays between them.
+// The stages of one rank (one or two), or of two ranks (one each): forwards, then gradients, with delays between them.
 RankProblem random_rank(std::mt19937& engine) {
   const auto random = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine); };
   const int stages = random(1, 2);

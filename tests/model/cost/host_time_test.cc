@@ -15,9 +15,9 @@ Training on_eight_gpus() {
   return training;
 }
 
-// The host launches 16 experts one by one, in a millisecond each, and everything else at once. It starts after
-// dispatch, whose counts it reads, and the last expert ends a sixteenth of the kernels' time after its launch: what
-// follows is not hidden behind these launches. Padded experts have constant sizes, and the host runs ahead.
+// The host launches 16 experts one after another, in a millisecond each, and takes no time for all else. It starts
+// after dispatch, whose counts it reads, and the last expert ends a sixteenth of the kernels' time after its launch:
+// what follows is not hidden behind these launches. Padded experts have constant sizes, and the host runs ahead.
 TEST(HostTime, LaunchesNothingAheadOfTheCountsOfDispatch) {
   const Transformer model = example("qwen3-30b-a3b/config.json");
   Training training = on_eight_gpus();
