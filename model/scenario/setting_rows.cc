@@ -638,7 +638,7 @@ constexpr Setting kSettings[] = {
      .offers = kPrices | kComplete, .common = true, .example = R"("torchtitan")"},
     {.pointer = "/cost", .kind = SettingKind::other, .fallback = "analytic with a model, uniform without",
      .flags = "--cost", .group = kCostGroup, .help = "Cost model: analytic, uniform, or a cost file from 'sluice fit'",
-     .details = "In a file also an object with kind uniform, analytic or fitted.", .reads = kPrices | kSchedule,
+     .details = "In a file also an object with kind uniform, analytic or fitted.", .reads = kPrices,
      .offers = kPrices, .common = true},
     {.pointer = "/cost/f", .kind = SettingKind::other, .fallback = "f=1,b=f,w=f,comm=0; fb: the sum of its ops",
      .flags = "--uniform", .group = kCostGroup,
@@ -649,7 +649,7 @@ constexpr Setting kSettings[] = {
      .with = kUniform},
     {.pointer = "/cost/stage_weights", .kind = SettingKind::reals, .low = 0, .high = 1e8, .fallback = "all 1",
      .flags = "--stage-weights", .group = kCostGroup, .help = "Relative work of each stage with --uniform, as a,b,c",
-     .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice, .example = "[1, 2, 1, 1]", .with = kUniform},
+     .reads = kSimulate | kSlice, .offers = kSimulate | kSlice, .example = "[1, 2, 1, 1]", .with = kUniform},
     {.pointer = "/cost/stages", .kind = SettingKind::other, .fallback = "none", .group = kCostGroup,
      .help = "Instead of f, b, w: [{\"f\": .., \"b\": .., \"w\": ..}], the seconds of a microbatch in each stage, as "
          "'sluice analyze --scenario' writes them",
