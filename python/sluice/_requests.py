@@ -131,6 +131,48 @@ def plan(scenario: Source, /, **keys: Unpack[PlanKeys]) -> Plan:
     return Plan(json.loads(_core.plan(base._document, request)), base)
 
 
+class Goodput(_Document):
+    """A training run with failures: the document of ``sluice goodput --json`` ("sluice.goodput/1")."""
+
+    def __init__(self, document: Mapping[str, Any], svg: str, trace: str) -> None:
+        super().__init__(document)
+        self.svg = svg  #: picture of the median run: progress, use of time and failures
+        self.trace = trace  #: the same as a Chrome trace
+
+    @property
+    def goodput(self) -> float:
+        """The mean fraction of the wall clock that makes progress which is not lost."""
+        mean: float = self.document["goodput"]["mean"]
+        return mean
+
+    @property
+    def uses(self) -> dict[str, float]:
+        """The fraction of the wall clock by use. The fractions add up to 1."""
+        return {row["use"]: row["fraction"] for row in self.document["uses"]}
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def goodput(scenario: Source = None, /, **keys: object) -> Goodput:
+    """Simulates whole training runs with failures, checkpoints and recoveries.
+
+    ``scenario`` gives the time of an iteration, also without some replicas; with none, ``gpus``, ``dp`` and
+    ``step_time`` do. Keywords are the flags of ``sluice goodput`` with underscores: ``days=54``, ``policy="shrink"``,
+    ``repair="exp:2h"``, ``quick=True``. Raises InputError.
+    """
+    base = Scenario(scenario, **{key: keys.pop(key) for key in ("gpus", "dp") if key in keys})  # type: ignore[arg-type]
+    flags = []
+    for key, value in keys.items():
+        flag = "--" + key.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is not None and value is not False:
+            flags.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+    text, svg, trace = _core.goodput(base._document, flags)
+    return Goodput(json.loads(text), svg, trace)
+
+
 class Slices(_Document):
     """A cut of sequences: the document of ``sluice slice --json`` ("sluice.slice/1")."""
 

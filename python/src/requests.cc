@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -26,6 +27,9 @@
 #include "tools/command/scenario_flags.h"
 #include "tools/compare/compared_run.h"
 #include "tools/compare/comparison_output.h"
+#include "tools/goodput/goodput_flags.h"
+#include "tools/goodput/goodput_output.h"
+#include "tools/goodput/goodput_pictures.h"
 #include "tools/plan/plan_request.h"
 #include "tools/simulate/sweep.h"
 #include "tools/slice/slice_cut.h"
@@ -66,6 +70,33 @@ std::string plan(const ScenarioDocument& scenario, PlanRequest request) {
   request.file = scenario.file();
   const nlohmann::json document = scenario.complete();
   return about(scenario, [&](const std::atomic<bool>& stop) { return searched_plan(request, document, stop); });
+}
+
+// The document of a training run, and its picture and trace.
+std::tuple<std::string, std::string, std::string> goodput(const ScenarioDocument& scenario,
+                                                          std::vector<std::string> flags) {
+  CLI::App app;
+  GoodputRequest request;
+  add_goodput_flags(app, request);
+  try {
+    std::reverse(flags.begin(), flags.end());
+    app.parse(std::move(flags));
+  } catch (const CLI::ParseError& error) {
+    throw InputError(std::string("goodput: ") + error.what());
+  }
+  request.file = scenario.file();
+  const nlohmann::json document = scenario.complete();
+  std::string svg;
+  std::string trace;
+  std::string text = about(scenario, [&](const std::atomic<bool>&) {
+    const GoodputSetting setting = goodput_setting(request, document);
+    const OrderedJson results = goodput_json(request, setting);
+    const MedianRun run(request, setting, results);
+    svg = run.svg();
+    trace = run.chrome_trace();
+    return json_text(results);
+  });
+  return {text, svg, trace};
 }
 
 std::tuple<std::vector<std::int64_t>, std::string> slice(const ScenarioDocument& scenario, SliceRequest request) {
@@ -217,6 +248,7 @@ void bind_requests(nb::module_& module) {
   module.def("sweep", &sweep, "scenario"_a, "axes"_a);
   module.def("plan", &plan, "scenario"_a, "request"_a);
   module.def("slice", &slice, "scenario"_a, "request"_a);
+  module.def("goodput", &goodput, "scenario"_a, "flags"_a);
   module.def("calibrate", &calibrate_tables, "tables"_a, "scenario"_a, "constants"_a, "ignored"_a, "folds"_a, "skip"_a,
              "output"_a);
   module.def("analyze", &analyzed, "timeline"_a, "names"_a, "all_steps"_a, "gpus"_a.none());

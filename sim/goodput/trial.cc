@@ -85,8 +85,9 @@ class NodePool {
 
 class Trial {
  public:
-  Trial(const GoodputRun& run, std::uint64_t seed, std::uint64_t trial)
+  Trial(const GoodputRun& run, std::uint64_t seed, std::uint64_t trial, TrialHistory* history)
       : run_(run),
+        history_(history),
         times_(run.causes, RandomStream(seed, trial, 0)),
         repairs_(seed, trial, 1),
         delays_(seed, trial, 2),
@@ -124,6 +125,19 @@ class Trial {
     const Duration spent = std::clamp(time, Duration{}, run_.horizon - now_);
     add(use, spent);
     now_ += spent;
+    record(use, spent);
+  }
+  void record(TimeUse use, Duration time) {
+    if (history_ == nullptr || time.count() <= 0) return;
+    const Duration progress = committed_.useful + writing_.useful + fresh_.useful;
+    std::vector<TrialSpan>& spans = history_->spans;
+    const bool runs = use == TimeUse::useful || use == TimeUse::degraded || use == TimeUse::stragglers;
+    if (!spans.empty() && spans.back().use == use && spans.back().missing == missing_ && !runs) {
+      spans.back().end = now_;
+      spans.back().progress = progress;
+    } else {
+      spans.push_back({now_ - time, now_, use, missing_, progress});
+    }
   }
   void spend(TimeUse use, const RandomTime& time) { spend(use, rounded(time.draw(delays_))); }
 
@@ -133,6 +147,7 @@ class Trial {
     exposed_s_ = times_.next_s();
     ++result_.failures;
     const std::size_t cause = times_.take();
+    if (history_ != nullptr) history_->failures.push_back({now_, cause, {}});
     if (times_.is_exponential(cause)) ++result_.exponential_failures;
     return cause;
   }
@@ -190,6 +205,7 @@ class Trial {
 
   // The job runs for `wall`, with checkpoints.
   void advance(Duration wall) {
+    const Duration all = wall;
     now_ += wall;
     const Duration head = std::min(wall, cycle() - phase_);
     pass(head);
@@ -205,6 +221,7 @@ class Trial {
       wall -= full * cycle();
     }
     if (wall.count() > 0) pass(wall);
+    record(slowdown_ > 1 ? TimeUse::stragglers : missing_ > 0 ? TimeUse::degraded : TimeUse::useful, all);
   }
 
   // The same within one interval and its stall. A checkpoint is durable in the next one.
@@ -230,7 +247,10 @@ class Trial {
     written_before_ = false;
   }
 
-  void lose(const Worked& work) { add(TimeUse::lost, work.sum()); }
+  void lose(const Worked& work) {
+    add(TimeUse::lost, work.sum());
+    if (history_ != nullptr && !history_->failures.empty()) history_->failures.back().lost += work.sum();
+  }
   void lose_since_checkpoint() {
     // The last checkpoint is from before the corruption.
     if (committed_.sum() <= correct_.sum())
@@ -428,6 +448,7 @@ class Trial {
   }
 
   const GoodputRun& run_;
+  TrialHistory* history_;
   FailureTimes times_;
   RandomStream repairs_;
   RandomStream delays_;
@@ -449,8 +470,8 @@ class Trial {
 
 }  // namespace
 
-TrialResult simulate_trial(const GoodputRun& run, std::uint64_t seed, std::uint64_t trial) {
-  return Trial(run, seed, trial).result();
+TrialResult simulate_trial(const GoodputRun& run, std::uint64_t seed, std::uint64_t trial, TrialHistory* history) {
+  return Trial(run, seed, trial, history).result();
 }
 
 }  // namespace sluice::sim

@@ -109,9 +109,33 @@ struct TrialResult {
   Duration of(TimeUse use) const { return time[static_cast<std::size_t>(use)]; }
 };
 
+// A part of a run in which one thing takes the time: iterations (with their checkpoints: useful; degraded without some
+// replicas; stragglers) or another use.
+struct TrialSpan {
+  Duration begin{};
+  Duration end{};
+  TimeUse use = TimeUse::useful;
+  int missing = 0;      // replicas
+  Duration progress{};  // useful work at the end that is not lost, in iterations at full speed
+};
+
+struct TrialFailure {
+  Duration at{};
+  std::size_t cause = 0;
+  Duration lost{};  // work
+};
+
+// What happened in a run, in order of time. The spans cover its wall clock.
+struct TrialHistory {
+  std::vector<TrialSpan> spans;
+  std::vector<TrialFailure> failures;
+};
+
 // Simulates a run, from failure to failure. Failures occur while the job runs or restarts, in proportion to the
 // replicas in use; no failure hits detection, diagnosis, and the replacement of nodes. A failure during a restart
 // starts it again, without another detection. The result depends on the seed and the number of the trial only.
-TrialResult simulate_trial(const GoodputRun& run, std::uint64_t seed, std::uint64_t trial);
+// Writes what happened to `history`, if given.
+TrialResult simulate_trial(const GoodputRun& run, std::uint64_t seed, std::uint64_t trial,
+                           TrialHistory* history = nullptr);
 
 }  // namespace sluice::sim

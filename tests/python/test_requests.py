@@ -99,3 +99,18 @@ def test_comparisons(tmp_path):
     assert ops[0].end - ops[0].start == 2_000_000_000
     with pytest.raises(sluice.InputError, match="same stages"):
         sluice.compare(fast, sluice.simulate(pp=4, microbatches=4))
+
+
+def test_goodput_is_that_of_the_command() -> None:
+    run = sluice.goodput(gpus=64, dp=8, mtbf="5h", policy="drop", days=10, trials=51, quick=True)
+    assert run["schema"] == "sluice.goodput/1"
+    assert run.goodput == run["goodput"]["mean"] < 1
+    assert sum(run.uses.values()) == pytest.approx(1)
+    assert run.svg.startswith("<svg") and "the median" in run.svg
+    assert json.loads(run.trace)["traceEvents"]
+    again = sluice.goodput(sluice.Scenario(gpus=64, dp=8), mtbf="5h", policy="drop", days=10, trials=51, quick=True)
+    assert again.document == run.document
+    with pytest.raises(sluice.InputError, match="--polcy"):
+        sluice.goodput(gpus=64, polcy="drop")
+    with pytest.raises(sluice.InputError, match="gpus"):
+        sluice.goodput()

@@ -227,6 +227,38 @@ TEST(GoodputTrials, ArePureFunctionsOfSeedAndTrial) {
   EXPECT_NE(summary.goodput.mean, simulate_goodput(run, 10, 100).goodput.mean);
 }
 
+// The spans of a history cover the run and add up to its result.
+TEST(GoodputTrials, HaveTheHistoryOfTheirResult) {
+  GoodputRun run = everything();
+  for (const int policy : {0, 1, 2, 3}) {
+    run.policy = static_cast<RecoveryPolicy>(policy);
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      TrialHistory history;
+      const TrialResult result = simulate_trial(run, 3, i, &history);
+      EXPECT_EQ(result.time, simulate_trial(run, 3, i).time);
+      TimeByUse sum{};
+      Duration end{};
+      for (const TrialSpan& span : history.spans) {
+        EXPECT_EQ(span.begin, end);
+        EXPECT_GT(span.end, span.begin);
+        EXPECT_LT(span.missing, run.replicas);
+        end = span.end;
+        sum[static_cast<std::size_t>(span.use)] += span.end - span.begin;
+      }
+      EXPECT_EQ(end, result.wall);
+      EXPECT_EQ(history.spans.back().progress, result.of(TimeUse::useful));
+      for (const TimeUse use : {TimeUse::start, TimeUse::detection, TimeUse::diagnosis, TimeUse::replacement,
+                                TimeUse::waiting, TimeUse::init, TimeUse::load, TimeUse::planned}) {
+        EXPECT_EQ(sum[static_cast<std::size_t>(use)], result.of(use)) << kTimeUses[static_cast<std::size_t>(use)];
+      }
+      EXPECT_EQ(std::ssize(history.failures), result.failures);
+      Duration lost{};
+      for (const TrialFailure& failure : history.failures) lost += failure.lost;
+      EXPECT_EQ(lost, result.of(TimeUse::lost));
+    }
+  }
+}
+
 TEST(GoodputSearch, FindsTheExactInterval) {
   const GoodputRun run = run_with({.interval = 1, .stall = 5, .durable = 5, .restart = 30}, 185.6, 1e6);
   const IntervalSearch found = best_interval(run, seconds(1), 1, 40, 0.001);

@@ -1,5 +1,6 @@
 // Whole training runs on the command line.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -137,6 +138,34 @@ TEST(GoodputCommand, RejectsWrongInput) {
   write_file_whole(folder.path("f.json"), R"({"schema": "sluice.failures/1", "name": "x", "source": "y",
     "components": [{"name": "GPU", "gpu_hour": 5}]})");
   EXPECT_THAT(error("--gpus 8 --failures " + folder.path("f.json")), HasSubstr("/components/0"));
+}
+
+// The picture and the trace show the run whose goodput is the median.
+TEST(GoodputCommand, DrawsTheMedianRun) {
+  const TemporaryFolder folder;
+  const std::string svg = folder.path("run.svg");
+  const std::string trace = folder.path("run.json");
+  const json results = goodput("--gpus 64 --dp 8 --mtbf 5h --policy drop --days 10 --trials 51 --quick --svg " + svg +
+                               " --trace " + trace);
+  const json events = json::parse(read_file(trace))["traceEvents"];
+  double end = 0;
+  double useful = 0;
+  int failures = 0;
+  for (const json& event : events) {
+    if (event["ph"] == "i") ++failures;
+    if (event["ph"] != "X") continue;
+    EXPECT_NEAR(event["ts"], end, 1);
+    end = event["ts"].get<double>() + event["dur"].get<double>();
+    useful = event["args"]["progress_days"];
+  }
+  EXPECT_NEAR(end, 10 * 86400e6, 1);
+  const double median = results["goodput_quantiles"]["p50"];
+  EXPECT_NEAR(useful / 10, median, 1e-9);  // of an odd number of runs
+  EXPECT_LT(results["median_trial"], 51);
+  const std::string title = "goodput " + fmt::format("{:.1f}", 100 * median) + " %: run";
+  EXPECT_THAT(read_file(svg),
+              testing::AllOf(testing::HasSubstr(title), testing::HasSubstr(fmt::format(">{} any<", failures))));
+  EXPECT_EQ(run_sluice(words("goodput --gpus 64 --svg " + folder.path("run.pdf"))).exit_code, 2);
 }
 
 // Published runs, from stated inputs; docs/goodput.md names what is assumed.

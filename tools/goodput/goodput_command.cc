@@ -8,195 +8,39 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
-#include "sim/goodput/failures.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
-#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/goodput/goodput_flags.h"
 #include "tools/goodput/goodput_output.h"
+#include "tools/goodput/goodput_pictures.h"
 
 namespace sluice::tools {
 namespace {
 
 struct GoodputOptions {
   GoodputRequest request;
-  std::string clock = "run";
-  std::string lost_batch = "keep";
-  double checkpoint_tb = 0;
-  double write_gb = 0, read_gb = 0, host_gb = 0;
-  bool quick = false;
   bool json = false;
-  std::string csv;
+  std::string csv, svg, trace;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
 int goodput_command(GoodputOptions& options) {
   GoodputRequest& request = options.request;
-  request.wall_clock = options.clock == "wall";
-  request.keep_batch = options.lost_batch == "keep";
-  request.checkpoint_bytes = options.checkpoint_tb * 1e12;
-  request.write_rate = options.write_gb * 1e9;
-  request.read_rate = options.read_gb * 1e9;
-  request.host_rate = options.host_gb * 1e9;
-  request.sensitivity = !options.quick;
   const nlohmann::json document = options.flags->document(request.file);
   ScenarioFlags::print_notes(request.file);
   const GoodputSetting setting = goodput_setting(request, document);
   for (const std::string& warning : setting.warnings) print_message(warning);
   const OrderedJson results = goodput_json(request, setting);
   if (!options.csv.empty()) write_file_whole(options.csv, goodput_csv(results));
+  if (!options.svg.empty() || !options.trace.empty()) {
+    const MedianRun run(request, setting, results);
+    if (!options.svg.empty()) write_file_whole(options.svg, run.svg());
+    if (!options.trace.empty()) write_file_whole(options.trace, run.chrome_trace());
+  }
   fmt::print("{}", options.json ? json_text(results) : goodput_text(results));
   return kDone;
-}
-
-constexpr double kMostValue = 1e15;
-
-void add_failure_flags(CLI::App& command, GoodputOptions& options) {
-  GoodputRequest& request = options.request;
-  const char* group = "Failures";
-  const std::string failures =
-      fmt::format("Rates of failures per GPU-hour: a file (sluice.failures/1) or one of {} (default llama3-405b)",
-                  fmt::join(catalogue_failures(), ", "));
-  command.add_option("--failures", request.failures, failures)->type_name(kNameOrFile)->group(group);
-  command
-      .add_option("--mtbf", request.mtbf,
-                  "Mean time between failures of the job, with its unit, such as 3.1h, or a distribution "
-                  "(uniform:45min:75min), in place of --failures (default: from --failures)")
-      ->group(group);
-  command
-      .add_option(
-          "--mtbf-clock", options.clock,
-          "What failures are counted against: run, the time that the job runs or starts, or wall, which includes "
-          "detection, diagnosis and replacement (default: run)")
-      ->check(CLI::IsMember({"run", "wall"}))
-      ->group(group);
-  command
-      .add_option("--failure-log", request.failure_log,
-                  "CSV file with a column component and a line per failure, in place of --failures (default: none)")
-      ->type_name(kReadFile)
-      ->group(group);
-  command
-      .add_option("--log-gpu-hours", request.log_gpu_hours,
-                  "GPU-hours during which --failure-log was written, above 0 (default: required with it)")
-      ->check(number_from(1e-3, kMostValue))
-      ->group(group);
-}
-
-void add_recovery_flags(CLI::App& command, GoodputOptions& options) {
-  GoodputRequest& request = options.request;
-  const char* group = "Recovery";
-  const auto time = [&](const char* flag, std::string& into, const char* help) {
-    command.add_option(flag, into, help)->group(group)->type_name("TIME");
-  };
-  command
-      .add_option("--policy", request.policy,
-                  "After a failure: restart from a checkpoint on spare or repaired nodes; migrate the state to a spare "
-                  "node and repeat the iteration; shrink, as restart, but with fewer replicas while no spare is free; "
-                  "drop the replica, repeat the iteration and let it rejoin later (default: restart)")
-      ->check(CLI::IsMember({"restart", "migrate", "shrink", "drop"}))
-      ->group(group);
-  command
-      .add_option(
-          "--lost-batch", options.lost_batch,
-          "Without a replica: keep the global batch with more microbatches of the others, or drop its sequences "
-          "(default: keep)")
-      ->check(CLI::IsMember({"keep", "drop"}))
-      ->group(group);
-  command
-      .add_option("--spares", request.spares,
-                  "Number of spare nodes, 0 to 100000 (default: such that the job waits at most 0.1 % of the time)")
-      ->check(CLI::Range(0, 100000))
-      ->group(group);
-  command
-      .add_option("--spare-target", request.spare_target,
-                  "Also print the number of spares with which the job waits for nodes at most this fraction of the "
-                  "time, such as 0.1% (default: off)")
-      ->transform(fraction(1))
-      ->group(group);
-  command
-      .add_option("--crews", request.crews,
-                  "Number of nodes that are repaired concurrently, 0 to 100000; 0: all (default 0)")
-      ->check(CLI::Range(0, 100000))
-      ->group(group);
-  command
-      .add_option("--spare-gpus", request.node_gpus,
-                  "GPUs per node that spares replace, 1 to 4096 (default: the cluster's, or 8)")
-      ->check(CLI::Range(1, 4096))
-      ->group(group);
-  time("--detection", request.detection, "Time from a failure until the job stops (default 60s)");
-  time("--hang-timeout", request.hang_timeout, "The same for hangs (default 10min)");
-  time("--diagnosis", request.diagnosis, "Time to find the broken node (default 0s)");
-  time("--replacement", request.replacement, "Time to put a spare node in its place (default 0s)");
-  time("--repair", request.repair, "Time to repair a node (default exp:2h)");
-  time("--init", request.init, "Time to start processes and communicators (default: 5 min, and 3 ms per GPU)");
-  time("--load", request.load, "Time to load a checkpoint (default: from its size and --read-rate)");
-  time("--reconfigure", request.reconfigure, "Time to change the ranks with migrate and drop (default 180s)");
-  time("--start", request.start, "Time to start the run (default: --init)");
-  time("--recovery", request.recovery,
-       "Time to start and load after a failure, in place of all phases; another failure starts it again (default: "
-       "the phases)");
-  time("--downtime", request.downtime,
-       "Time after a failure before that, without failures, in place of all phases (default: the phases)");
-}
-
-void add_checkpoint_flags(CLI::App& command, GoodputOptions& options) {
-  GoodputRequest& request = options.request;
-  const char* group = "Checkpoints";
-  const auto time = [&](const char* flag, std::string& into, const char* help) {
-    command.add_option(flag, into, help)->group(group)->type_name("TIME");
-  };
-  const auto rate = [&](const char* flag, double& into, const char* help) {
-    command.add_option(flag, into, help)->check(number_from(1e-6, 1e9))->group(group);
-  };
-  command
-      .add_option("--checkpoint", request.checkpoint,
-                  "sync: training stops until a checkpoint is in storage; async: until it is copied to the host; peer: "
-                  "copies are in the memory of other hosts, and sometimes in storage (default: async)")
-      ->check(CLI::IsMember({"sync", "async", "peer"}))
-      ->group(group);
-  command
-      .add_option("--checkpoint-interval", request.interval,
-                  "Training time between checkpoints: a time, 100steps, young, daly, exact, or best, by simulation "
-                  "(default: best)")
-      ->type_name("TIME")
-      ->group(group);
-  time("--checkpoint-stall", request.stall, "Time that a checkpoint stops training (default: from its size)");
-  time("--checkpoint-durable", request.durable,
-       "Time from the begin of a checkpoint until it can be loaded (default: from its size)");
-  rate("--checkpoint-size", options.checkpoint_tb,
-       "Size of a checkpoint in TB (default: that of the model and its optimizer states)");
-  rate("--write-rate", options.write_gb,
-       "Rate of writing to storage, all GPUs together, in GB/s (default: 0.079 per GPU)");
-  rate("--read-rate", options.read_gb, "Rate of reading from it, in GB/s (default: 0.298 per GPU)");
-  rate("--host-rate", options.host_gb, "Rate between a GPU and its host, in GB/s (default: the cluster's, or 25)");
-  command
-      .add_option("--copies", request.copies,
-                  "Number of hosts with the same state, with --checkpoint peer, 2 to 8 (default 2)")
-      ->check(CLI::Range(2, 8))
-      ->group(group);
-  time("--storage-interval", request.storage_interval,
-       "Time between checkpoints in storage, with --checkpoint peer (default 1h)");
-}
-
-void add_cost_flags(CLI::App& command, GoodputRequest& request) {
-  const char* group = "Cost";
-  command
-      .add_option("--gpu-hour-price", request.gpu_hour_price,
-                  "Price of a GPU-hour in dollars, at least 0 (default: not printed)")
-      ->check(number_from(0, 1e6))
-      ->group(group);
-  command
-      .add_option("--kw-per-gpu", request.kw_per_gpu,
-                  "Power per GPU with its part of the node in kW, at least 0 (default: not printed)")
-      ->check(number_from(0, 1e3))
-      ->group(group);
-  command.add_option("--kwh-price", request.kwh_price, "Price of a kWh in dollars, at least 0 (default: not printed)")
-      ->check(number_from(0, 1e3))
-      ->group(group);
-  command.add_option("--pue", request.pue, "Power of the data center over that of the nodes, 1 to 10 (default 1)")
-      ->check(number_from(1, 10))
-      ->group(group);
 }
 
 }  // namespace
@@ -219,30 +63,11 @@ Subcommand add_goodput_command(CLI::App& app) {
   const auto options = std::make_shared<GoodputOptions>();
   GoodputRequest& request = options->request;
   command->add_option("scenario", request.file, "Scenario file (docs/formats.md); flags override its keys");
-  command
-      ->add_option("--days", request.days,
-                   "Days of wall clock, above 0 to 1000 (default 30; with --tokens or --steps: until they are done)")
-      ->check(number_from(1e-6, 1000));
-  command->add_option("--tokens", request.tokens, "Number of tokens to train (default: until the end of --days)")
-      ->check(number_from(1, 1e18));
-  command
-      ->add_option("--steps", request.steps,
-                   "Number of iterations to train, in place of --tokens (default: until the end of --days)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
-      ->excludes("--tokens");
-  command->add_option("--step-time", request.step_time, "Time of an iteration (default: predicted for the scenario)")
-      ->type_name("TIME");
-  command->add_option("--trials", request.trials, "Number of simulated runs, 1 to 1000000 (default 1000)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}));
-  command->add_option("--seed", request.seed, "Random seed, at least 0 (default 1)");
-  add_failure_flags(*command, *options);
-  add_recovery_flags(*command, *options);
-  add_checkpoint_flags(*command, *options);
-  add_cost_flags(*command, request);
-  command->add_flag("--quick", options->quick,
-                    "Neither search the best interval, unless it is used, nor halve causes (default: off)");
+  add_goodput_flags(*command, request);
   command->add_flag("--json", options->json, "Print one JSON document (sluice.goodput/1)");
   add_output(*command, "--csv", options->csv, "Write the use of time by cause to this CSV file");
+  add_output(*command, "--svg", options->svg, "Write a picture of the median run: progress, use of time, failures");
+  add_output(*command, "--trace", options->trace, "Write the median run as a Chrome trace");
   constexpr std::array<std::string_view, 3> kOwn = {"--trials", "--seed", "--jitter"};
   options->flags = std::make_unique<ScenarioFlags>(*command, kSimulate, kOwn);
   ScenarioFlags::add_imports(*command, request.file);

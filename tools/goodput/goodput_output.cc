@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -174,6 +175,18 @@ std::string assumptions_text(const OrderedJson& results) {
   return out.empty() ? "" : "  assumed, because not given:\n" + out;
 }
 
+// The trial whose goodput is nearest to the median, the first of equals.
+std::size_t median_trial(const GoodputSummary& summary) {
+  const double median = quantile(summary.goodputs, 0.5);
+  const auto distance = [&](const TrialResult& trial) {
+    return std::abs(to_seconds(trial.of(TimeUse::useful)) / to_seconds(trial.wall) - median);
+  };
+  const auto nearest =
+      std::min_element(summary.trials.begin(), summary.trials.end(),
+                       [&](const TrialResult& a, const TrialResult& b) { return distance(a) < distance(b); });
+  return static_cast<std::size_t>(nearest - summary.trials.begin());
+}
+
 }  // namespace
 
 OrderedJson goodput_json(const GoodputRequest& request, const GoodputSetting& setting) {
@@ -199,6 +212,7 @@ OrderedJson goodput_json(const GoodputRequest& request, const GoodputSetting& se
   out["days"]["mean"] = summary.wall_s.mean / 86400;
   if (run.work.count() > 0) out["work"] = {{"days", to_seconds(run.work) / 86400}, {"finished", summary.finished}};
   out["tokens"] = known(setting.tokens_per_step * summary.goodput.mean * summary.wall_s.mean / setting.step_s);
+  out["median_trial"] = median_trial(summary);
   out["uses"] = uses_json(summary);
   out["checkpoints"] = checkpoints;
   out["spares"] = spares_json(request, setting, run, summary);

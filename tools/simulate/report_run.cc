@@ -15,7 +15,7 @@
 namespace sluice::tools {
 namespace {
 
-double fraction(Duration part, Duration whole) {
+double part_of(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
 }
 
@@ -23,7 +23,7 @@ double fraction(Duration part, Duration whole) {
 std::string path_text(const CriticalPath& path, Duration makespan) {
   std::string out;
   const auto add = [&](Duration part, std::string_view name) {
-    const double of = fraction(part, makespan);
+    const double of = part_of(part, makespan);
     if (of < 0.001) return;
     if (!out.empty()) out += ", ";
     out += fmt::format("{:.1f} % {}", 100 * of, name);
@@ -52,7 +52,7 @@ std::string causes_text(const std::vector<IdleByCause>& idle) {
   for (std::size_t c = 0; c < sum.size(); ++c) {
     if (sum[c].count() == 0) continue;
     if (!out.empty()) out += ", ";
-    out += fmt::format("{} {:.0f} %", kWords[c], 100 * fraction(sum[c], all));
+    out += fmt::format("{} {:.0f} %", kWords[c], 100 * part_of(sum[c], all));
   }
   return out;
 }
