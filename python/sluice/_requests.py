@@ -161,7 +161,10 @@ def goodput(scenario: Source = None, /, **keys: object) -> Goodput:
     ``step_time`` do. Keywords are the flags of ``sluice goodput`` with underscores: ``days=54``, ``policy="shrink"``,
     ``repair="exp:2h"``, ``quick=True``. Raises InputError.
     """
-    base = Scenario(scenario, **{key: keys.pop(key) for key in ("gpus", "dp") if key in keys})  # type: ignore[arg-type]
+    sizes = {key: keys.pop(key) for key in ("gpus", "dp") if key in keys}
+    base = Scenario({"parallelism": sizes} if scenario is None else scenario)
+    if scenario is not None:
+        base = Scenario(base, **sizes)  # type: ignore[arg-type]
     flags = []
     for key, value in keys.items():
         flag = "--" + key.replace("_", "-")

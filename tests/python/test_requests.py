@@ -108,8 +108,10 @@ def test_goodput_is_that_of_the_command() -> None:
     assert sum(run.uses.values()) == pytest.approx(1)
     assert run.svg.startswith("<svg") and "the median" in run.svg
     assert json.loads(run.trace)["traceEvents"]
-    again = sluice.goodput(sluice.Scenario(gpus=64, dp=8), mtbf="5h", policy="drop", days=10, trials=51, quick=True)
-    assert again.document == run.document
+    llama = sluice.Scenario(**LLAMA, pp=2, tp=4, dp=8, schedule="1f1b")
+    simulated = sluice.goodput(llama, mtbf="5h", policy="drop", days=10, trials=51, quick=True)
+    assert simulated["step_s"] == pytest.approx(sluice.simulate(llama).iteration_s)
+    assert simulated["gpus"] == 64
     with pytest.raises(sluice.InputError, match="--polcy"):
         sluice.goodput(gpus=64, polcy="drop")
     with pytest.raises(sluice.InputError, match="gpus"):

@@ -75,9 +75,10 @@ TEST(Assumptions, DependOnTheScenario) {
 }
 
 TEST(Assumptions, TextHasAtMostSixLines) {
-  for (const std::string& command : {std::string("simulate ") + kExperts + kSizes,
-                                     std::string("simulate ") + kExperts + kSizes + "--schedule dualpipe",
-                                     std::string("plan ") + kExperts + "--gpus 32 --pp 4 --tp 2"}) {
+  for (const std::string& command :
+       {std::string("simulate ") + kExperts + kSizes,
+        std::string("simulate ") + kExperts + kSizes + "--schedule dualpipe",
+        std::string("plan ") + kExperts + "--gpus 32 --pp 4 --tp 2 --schedule 1f1b --mbs 1"}) {
     std::istringstream out(run_sluice(words(command)).out);
     int lines = 0;
     bool inside = false;
@@ -95,14 +96,14 @@ TEST(Assumptions, TextHasAtMostSixLines) {
 
 // What the search chooses is not assumed; what it does not search is.
 TEST(Assumptions, OfAPlanAreThoseOfItsFastest) {
-  const json plan = run_json(std::string("plan ") + kExperts + "--gpus 32 --pp 4 --tp 2 --ep 4");
+  const std::string plan_of_experts =
+      std::string("plan ") + kExperts + "--gpus 32 --pp 4 --tp 2 --ep 4 --schedule 1f1b --mbs 1 ";
+  const json plan = run_json(plan_of_experts);
   const auto assumed = settings_in(plan.at("assumptions"));
   EXPECT_EQ(assumed.count("/parallelism/moe_token_dispatcher"), 0U);  // searched
   EXPECT_EQ(assumed.count("/parallelism/recompute"), 0U);
   EXPECT_GT(plan.at("not_modeled").size(), 0U);
-  const auto given = run_json(std::string("plan ") + kExperts +
-                              "--gpus 32 --pp 4 --tp 2 --ep 4 "
-                              "--moe-token-dispatcher deepep");
+  const auto given = run_json(plan_of_experts + "--moe-token-dispatcher deepep");
   EXPECT_EQ(settings_in(given.at("assumptions")).count("/parallelism/moe_token_dispatcher"), 0U);
 }
 
