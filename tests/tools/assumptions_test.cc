@@ -107,6 +107,26 @@ TEST(Assumptions, OfAPlanAreThoseOfItsFastest) {
   EXPECT_EQ(settings_in(given.at("assumptions")).count("/parallelism/moe_token_dispatcher"), 0U);
 }
 
+// --assume gives a value to what is not given, and to nothing else.
+TEST(Assumptions, AreSetInOnePlace) {
+  const std::string command = std::string("simulate ") + kExperts + kSizes;
+  const json before = run_json(command);
+  const json assumed = run_json(command + "--assume parallelism/moe_token_dispatcher=deepep");
+  EXPECT_EQ(settings_in(before["assumptions"]).count("/parallelism/moe_token_dispatcher"), 1U);
+  EXPECT_EQ(settings_in(assumed["assumptions"]).count("/parallelism/moe_token_dispatcher"), 0U);
+  EXPECT_EQ(assumed["makespan_s"], run_json(command + "--moe-token-dispatcher deepep")["makespan_s"]);
+  EXPECT_NE(assumed["makespan_s"], before["makespan_s"]);
+  for (const auto& [flags, message] :
+       {std::pair("--assume parallelism/pp=2", "--assume: /parallelism/pp is given by the scenario or a flag"),
+        {"--assume parallelism/moe_token_dispatche=deepep", "did you mean '/parallelism/moe_token_dispatcher'?"},
+        {"--assume parallelism/moe_token_dispatcher=fast", "--moe-token-dispatcher: expected"},
+        {"--assume deepep", "--assume: expected KEY=VALUE"}}) {
+    const CommandResult result = run_sluice(words(command + flags));
+    EXPECT_EQ(result.exit_code, 2) << flags;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
+}
+
 TEST(Assumptions, AreAPanelOfTheReport) {
   const TemporaryFolder folder;
   const std::string path = folder.path("r.html");

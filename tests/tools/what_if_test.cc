@@ -216,6 +216,9 @@ TEST(Models, AreFoundByName) {
   const json by_name = answer("--model llama3-8b" + rest);
   EXPECT_EQ(answer("--model " + folder + "/config.json" + rest), by_name);
   EXPECT_EQ(answer("--model " + folder + rest), by_name);  // a Hugging Face folder
+  const std::string moe = " --cluster dgx-h100 --gbs 64 --seq-length 4096 --pp 4 --ep 8 --dp 8";
+  EXPECT_EQ(answer("--model qwen3-30b" + moe), answer("--model qwen3-30b-a3b" + moe));
+  EXPECT_NE(error_of("--model gpt-oss" + rest).find("expected a model file or one of"), std::string::npos);  // two
   const std::string error = error_of("--model llama3-9b" + rest);
   EXPECT_EQ(error.find("sluice: --model: expected a model file or one of bloom-176b, "), 0U) << error;
   EXPECT_NE(error.find("did you mean 'llama3-8b'?"), std::string::npos);

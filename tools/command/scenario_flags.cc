@@ -182,6 +182,8 @@ struct ScenarioFlags::Values {
   };
   std::list<Flag> flags;   // CLI11 keeps pointers into it
   bool sets_gpus = false;  // otherwise the command has its own number of GPUs
+  Commands reader = 0;
+  std::vector<std::string> assumed;  // of --assume
 };
 
 namespace {
@@ -228,6 +230,16 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, Commands reader, std::span<const
     flag.option = add_flag(command, flag);
     flag.option->group(refused ? "" : std::string(row.group));  // it can only take back what a file sets
   }
+  values_->reader = reader;
+  if ((reader & (kSimulate | kPlan)) == 0) return;
+  command
+      .add_option("--assume", values_->assumed,
+                  "KEY=VALUE: set a key of the scenario that neither its file nor a flag gives, such as "
+                  "parallelism/moe_token_dispatcher=deepep; the output names the keys that matter (default: none)")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->take_all()
+      ->group(kRareGroup);
 }
 
 ScenarioFlags::~ScenarioFlags() = default;
@@ -308,6 +320,29 @@ void set_other(Json& document, const Setting& row, const std::string& text, cons
 
 }  // namespace
 
+// Sets a key that the document does not have.
+void ScenarioFlags::assume(nlohmann::json& document, const std::string& text, const std::string& file) const {
+  const std::size_t end = text.find('=');
+  if (end == std::string::npos) throw InputError(fmt::format("--assume: expected KEY=VALUE, got '{}'", text));
+  const std::string pointer = (text.starts_with('/') ? "" : "/") + text.substr(0, end);
+  const Setting* const row = find_setting(pointer);
+  if (row == nullptr || (row->reads & values_->reader) == 0) {
+    std::vector<std::string> names;
+    for (const Setting& each : settings()) {
+      if ((each.reads & values_->reader) != 0) names.emplace_back(each.pointer);
+    }
+    throw InputError(
+        fmt::format("--assume: the command reads no key {} of a scenario{}", pointer, did_you_mean(pointer, names)));
+  }
+  for (const Setting& each : settings()) {
+    if (exclude_each_other(pointer, std::string(each.pointer)) &&
+        document.contains(Json::json_pointer(std::string(each.pointer)))) {
+      throw InputError(fmt::format("--assume: {} is given by the scenario or a flag", each.pointer));
+    }
+  }
+  set(document, pointer, text.substr(end + 1), file);
+}
+
 nlohmann::json ScenarioFlags::document(const std::string& file) const {
   Json document = file_document(file);
   const auto given = [&](const std::string_view pointer) {
@@ -342,6 +377,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     }
     if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
   }
+  for (const std::string& text : values_->assumed) assume(document, text, file);
   complete_import(document, file);
   return document;
 }

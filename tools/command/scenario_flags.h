@@ -114,6 +114,7 @@ class ScenarioFlags {
  private:
   static nlohmann::json file_json(const std::string& file);
   void complete_import(nlohmann::json& document, const std::string& file) const;
+  void assume(nlohmann::json& document, const std::string& text, const std::string& file) const;
 
   struct Values;
   std::unique_ptr<Values> values_;
