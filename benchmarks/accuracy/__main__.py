@@ -32,6 +32,7 @@ from memory import score_golden_values, score_korthikanti_memory
 from mlperf import score_mlperf_llama
 from page import score_page
 from score import DOCUMENT_HEADER, HEADER, document_row, score_json, score_text
+from vocabulary import score_vocabulary
 
 import sluice
 
@@ -81,6 +82,9 @@ KINDS = (
     ("torchtitan",
      "model layers hidden heads kv_heads ffn vocab seq gpus gpu_type dp_shard tp pp vp cp local_batch gbs recompute"
      " precision compile async_tp tokens_s_gpu peak_mem_GiB", torchtitan.score_torchtitan),
+    ("vocabulary-parallelism",
+     "method schedule layers hidden heads ffn vocab seq mbs gbs pp tp dp last_stage_layers iter_s peak_mem_MB_model"
+     " F_us_by_rank B_us_by_rank S_us_by_rank T_us_by_rank extra5_us_by_rank extra6_us_by_rank", score_vocabulary),
     ("simumax-b200", "case model parallel layers microbatches real_ms peak_alloc_mb_by_rank", score_simumax),
 )
 

@@ -45,6 +45,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
                     "tensor-parallel sizes",
                     spec_.model.name, layout_.expert, layout_.data * layout_.tensor));
   }
+  refuse_vocabulary(schedule_, "runs do not split embedding and output layer over pipeline ranks");
   for (const MicrobatchShape& shape : schedule_.shapes()) {
     if (shape.forward_only) throw InputError("the schedule has microbatches without a backward: every run trains");
     const bool differs = sequence_length_ > 0 && shape.tokens() != sequence_length_;

@@ -33,6 +33,7 @@ void compute(const Stage& stage, OpKind kind, SliceCall& call) {
     case OpKind::I: return stage.input_gradient(call);
     case OpKind::W: return stage.weight_gradient(call);
     case OpKind::B: return stage.backward(call);
+    default: return;  // plans refuse vocabulary passes
   }
 }
 

@@ -290,7 +290,8 @@ std::int64_t stage_linear_parameters_per_device(const Model& model, int tp, cons
 }
 
 std::int64_t stage_parameters_per_device(const Model& model, int tp, const StageContents& contents, int expert_ranks) {
-  const std::int64_t words = padded_vocab(model, tp) / tp * model.hidden;
+  const int shards = tp * std::max(1, contents.vocabulary_ranks);
+  const std::int64_t words = padded_vocab(model, shards) / shards * model.hidden;
   const std::int64_t norm = model.style().norm_parameters();
   std::int64_t count = of_layers(model, tp, contents, expert_ranks).all;
   if (contents.mtp_layers > 0) {
@@ -298,7 +299,10 @@ std::int64_t stage_parameters_per_device(const Model& model, int tp, const Stage
     count += contents.mtp_layers * (projection + 3 * norm);
     if (contents.mtp_embedding) count += words;
   }
-  if (contents.embedding) {
+  if (contents.vocabulary_ranks > 0) {
+    count += (model.tied_embeddings ? 1 : 2) * words + norm + model.other_parameters;
+    if (contents.embedding) count += std::int64_t{model.positions} * model.hidden;
+  } else if (contents.embedding) {
     count += words + std::int64_t{model.positions} * model.hidden;
     count += layer_embedding_parameters(model, padded_vocab(model, tp) / tp);
   }
@@ -342,7 +346,9 @@ std::int64_t stage_matrices_of_each_shape(const Model& model, const Training& tr
     }
   }
   if (contents.mtp_layers > 0) count += 2 * std::int64_t{model.hidden} * model.hidden / training.tp;
-  if (contents.head) count += padded_vocab(model, training.tp) / training.tp * model.hidden;
+  if (contents.head || contents.vocabulary_ranks > 0) {
+    count += padded_vocab(model, training.vocabulary_ranks()) / training.vocabulary_ranks() * model.hidden;
+  }
   return count;
 }
 

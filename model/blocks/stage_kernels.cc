@@ -70,19 +70,20 @@ Kernels mtp_kernels(const Model& model, const Training& training, OpKind kind, c
 Kernels embedding_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model.hidden, model.dropout, training, slice);
   const double layers = static_cast<double>(model.layer_embedding) * model.layers;
+  const bool whole = training.vocabulary_barriers == 0;  // otherwise positions are on the first stage alone: left out
   Kernels out;
   if (kind == OpKind::F) {
     out.push_back(memory("embedding", 4 * s.rows * s.hidden));
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of embedding", 2 * s.rows * s.hidden));
-    if (model.positions > 0) out.push_back(memory("positions", 6 * s.rows * s.hidden));
+    if (whole && model.positions > 0) out.push_back(memory("positions", 6 * s.rows * s.hidden));
     if (layers > 0) {
       out.push_back(memory("embeddings of layers", 4 * s.rows * layers));
       out.push_back(gemm("projection to layers", s.split, s.hidden, layers));
       out.push_back(memory("inputs of layers", 14 * s.split * layers, 2));
     }
-    if (model.dropout) out.push_back(memory("dropout of embedding", (4 + s.mask) * s.split * s.hidden));
+    if (whole && model.dropout) out.push_back(memory("dropout of embedding", (4 + s.mask) * s.split * s.hidden));
   } else if (kind != OpKind::W) {
-    if (model.dropout) out.push_back(memory("d dropout of embedding", (4 + s.mask) * s.split * s.hidden));
+    if (whole && model.dropout) out.push_back(memory("d dropout of embedding", (4 + s.mask) * s.split * s.hidden));
     if (training.tp > 1 && training.sequence_parallel) {
       out.push_back({"all-gather of d embedding", KernelClass::all_gather, 0, 2 * s.rows * s.hidden});
     }
@@ -94,16 +95,16 @@ Kernels embedding_kernels(const Model& model, const Training& training, OpKind k
       out.push_back(memory(rows_name, 6 * rows * width));
       out.push_back(memory(name, (4 + 2.0 * training.gradient_bytes) * words * width, 2));
     };
-    const auto words = static_cast<double>(padded_vocab(model, training.tp));
-    add_table("d embedding", "d embedding, whole table", s.rows / training.tp, words / training.tp, s.hidden);
-    if (model.positions > 0) {
+    const int shards = training.vocabulary_ranks();
+    const auto words = static_cast<double>(padded_vocab(model, shards)) / shards;
+    add_table("d embedding", "d embedding, whole table", s.rows / shards, words, s.hidden);
+    if (whole && model.positions > 0) {
       add_table("d positions", "d positions, whole table", s.rows, static_cast<double>(model.positions), s.hidden);
     }
     if (layers > 0) {
       out.push_back(memory("d inputs of layers", 20 * s.split * layers, 3));
       out.push_back(gemm("d projection to layers", s.split, layers, s.hidden, GemmPass::input_gradient));
-      add_table("d embeddings of layers", "d embeddings of layers, whole table", s.rows / training.tp,
-                words / training.tp, layers);
+      add_table("d embeddings of layers", "d embeddings of layers, whole table", s.rows / training.tp, words, layers);
     }
   }
   if (layers > 0 && kind != OpKind::F && kind != OpKind::I && training.lora_rank == 0) {
@@ -112,9 +113,19 @@ Kernels embedding_kernels(const Model& model, const Training& training, OpKind k
   return out;
 }
 
+Kernels vocabulary_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice) {
+  const bool forward = kind == OpKind::S;
+  Kernels out = embedding_kernels(model, training, forward ? OpKind::F : OpKind::B, slice);
+  if (forward) append(out, head_kernels(model, training, OpKind::F, slice));
+  if (forward == (training.vocabulary_barriers == 1)) append(out, head_kernels(model, training, OpKind::I, slice));
+  if (!forward) append(out, head_kernels(model, training, OpKind::W, slice));
+  return out;
+}
+
 Kernels head_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model.hidden, model.dropout, training, slice);
-  const double words = static_cast<double>(padded_vocab(model, training.tp)) / training.tp;
+  const int shards = training.vocabulary_ranks();
+  const double words = static_cast<double>(padded_vocab(model, shards)) / shards;
   const double logits = s.rows * words;
   const bool fused =
       training.cross_entropy == Training::CrossEntropy::native || training.cross_entropy == Training::CrossEntropy::te;

@@ -15,6 +15,8 @@ Kernels layer_kernels(const Model& model, const Training& training, OpKind kind,
                       KindIndex layer = 0);
 Kernels embedding_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice);
 Kernels head_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice);
+// Of S and T: those of the shards of embedding and head of a device.
+Kernels vocabulary_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice);
 // A layer of multi-token prediction, without its pass through the head: the embedding of the next tokens, the norms of
 // both inputs, their projection, which is column-parallel and gathered, and a layer of the kind Model::mtp_kind.
 Kernels mtp_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice);

@@ -298,6 +298,25 @@ void TransformerFootprint::add_head(Out& out, const SliceSize& size) const {
   out.push_back({&SliceBytes::gradients_to_weight_gradient, "gradient of the logits", "2 n v / t", passes, 2 * logits});
 }
 
+// What a shard of the output layer holds from S until T ends. With one barrier, S has the input gradient already.
+template <typename Out>
+void TransformerFootprint::add_vocabulary(Out& out, const SliceSize& size) const {
+  const int shards = training_.vocabulary_ranks();
+  const std::int64_t logits = size.rows * (padded_vocab(model_, shards) / shards);
+  const bool in_place = training_.cross_entropy == Training::CrossEntropy::te;
+  const auto add = [&](std::string_view name, std::string_view formula, std::int64_t bytes) {
+    out.push_back({&SliceBytes::vocabulary, name, formula, 1, bytes});
+  };
+  add("input of the shard of the head", "2 n h / s", 2 * split_width(size));
+  if (training_.vocabulary_barriers == 1) add("input gradient of the shard", "2 n h / s", 2 * split_width(size));
+  if (in_place) {
+    add("logits of the shard, then their gradient", "2 n v / t p", 2 * logits);
+  } else {
+    add("softmax of the shard in 32 bits", "4 n v / t p", 4 * logits);
+    add("gradient of the logits of the shard", "2 n v / t p", 2 * logits);
+  }
+}
+
 // The GEMM's output, before it is widened, and what the softmax does not overwrite; later the gradient in 16 bits. The
 // last layer's workspace is not there at the same time: the larger one of both counts.
 template <typename Out>
@@ -398,6 +417,7 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
     add_head(out, size);
     add_head_workspace(out, size);
   }
+  if (held.vocabulary_ranks > 0) add_vocabulary(out, size);
   add_transfers(out, stage, size);
 }
 

@@ -59,6 +59,8 @@ class TransformerFootprint : public Footprint {
   template <typename Out>
   void add_head(Out& out, const SliceSize& size) const;
   template <typename Out>
+  void add_vocabulary(Out& out, const SliceSize& size) const;
+  template <typename Out>
   void add_head_workspace(Out& out, const SliceSize& size) const;
   template <typename Out>
   void add_transfers(Out& out, int stage, const SliceSize& size) const;

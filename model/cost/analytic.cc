@@ -221,7 +221,8 @@ double AnalyticCost::layers_s(OpKind kind, bool again, const StageContents& held
 double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
   const SliceShape size = slice_shape(shape, slice);
   if (!keeps_layers()) return sum_s(parts(kind, stage, size));
-  return sum_s(parts_of(kind, stage, size, false)) + layers_s(kind, false, contents(stage), size);
+  return sum_s(parts_of(kind, stage, size, false)) +
+         (of_vocabulary(kind) ? 0 : layers_s(kind, false, contents(stage), size));
 }
 
 double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
@@ -579,8 +580,13 @@ std::vector<KernelPart> AnalyticCost::parts_of(OpKind kind, int stage, const Sli
   const auto add = [&](Kind part, const std::string& name, int repeats, Kernels calls, int layer = 0) {
     out.push_back({.kind = part, .repeats = repeats, .calls = std::move(calls), .layer = layer, .name = name});
   };
-  if (held.embedding) add(Kind::embedding, "embedding", 1, embedding_kernels(model_, training_, kind, slice));
-  for (const auto& [layer, count] : layers ? layers_by_kind(model_, held) : KindCounts()) {
+  const bool passes = of_vocabulary(kind);
+  if (passes) {
+    add(Kind::head, "vocabulary shard", 1, vocabulary_kernels(model_, training_, kind, slice));
+  } else if (held.embedding && training_.vocabulary_barriers == 0) {
+    add(Kind::embedding, "embedding", 1, embedding_kernels(model_, training_, kind, slice));
+  }
+  for (const auto& [layer, count] : layers && !passes ? layers_by_kind(model_, held) : KindCounts()) {
     add(Kind::layer, model_.kind(layer).name, count, layer_kernels(model_, training_, kind, slice, layer), layer);
   }
   if (held.mtp_layers > 0) {

@@ -81,7 +81,7 @@ std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule&
       op.size = size;
       out.push_back(std::move(op));
     };
-    for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W, OpKind::B}) {
+    for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W, OpKind::B, OpKind::S, OpKind::T}) {
       if (!has_kind(schedule, stage, kind)) continue;
       add(explained(cost, std::string(1, letter(kind)), cost.parts(kind, stage, size)));
     }

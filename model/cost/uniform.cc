@@ -34,14 +34,14 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 UniformTimes parse_uniform(std::string_view text) {
   UniformTimes times{.forward = {}, .input_gradient = {}, .weight_gradient = {}};
-  static const std::vector<std::string> kKeys = {"f", "b", "w", "fb", "comm"};
+  static const std::vector<std::string> kKeys = {"f", "b", "w", "s", "t", "fb", "comm"};
   std::vector<std::string> seen;
   for (const std::string_view part : split(text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string key(part.substr(0, equals));
     if (equals == std::string_view::npos || std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
-      throw InputError(
-          fmt::format("--uniform: expected f=, b=, w=, fb= or comm=, got '{}'{}", part, did_you_mean(key, kKeys)));
+      throw InputError(fmt::format("--uniform: expected f=, b=, w=, s=, t=, fb= or comm=, got '{}'{}", part,
+                                   did_you_mean(key, kKeys)));
     }
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
       throw InputError(fmt::format("--uniform: {} is given twice", key));
@@ -50,12 +50,15 @@ UniformTimes parse_uniform(std::string_view text) {
     std::vector<double> values;
     for (const std::string_view value : split(part.substr(equals + 1), ':'))
       values.push_back(parse_seconds(value, key));
-    if ((key == "fb" || key == "comm") && values.size() > 1) {
+    const bool list = key == "f" || key == "b" || key == "w";
+    if (!list && values.size() > 1) {
       throw InputError(fmt::format("--uniform: {} takes one value, got {}", key, values.size()));
     }
     if (key == "f") times.forward = values;
     if (key == "b") times.input_gradient = values;
     if (key == "w") times.weight_gradient = values;
+    if (key == "s") times.vocabulary = values[0];
+    if (key == "t") times.vocabulary_gradient = values[0];
     if (key == "fb") times.joint = values[0];
     if (key == "comm") times.hop = values[0];
   }
@@ -129,6 +132,8 @@ void UniformCost::merge_stages() {
     whole.forward += times_.stages[i].forward;
     whole.input_gradient += times_.stages[i].input_gradient;
     whole.weight_gradient += times_.stages[i].weight_gradient;
+    whole.vocabulary += times_.stages[i].vocabulary;
+    whole.vocabulary_gradient += times_.stages[i].vocabulary_gradient;
   }
   times_.stages = std::move(merged);
 }
@@ -142,6 +147,8 @@ double UniformCost::measured(OpKind kind, int stage, const MicrobatchShape& shap
   if (kind == OpKind::F) seconds = times.forward;
   if (kind == OpKind::I || kind == OpKind::B) seconds += times.input_gradient;
   if (kind == OpKind::W || kind == OpKind::B) seconds += times.weight_gradient;
+  if (kind == OpKind::S) seconds = times.vocabulary * parts;
+  if (kind == OpKind::T) seconds = times.vocabulary_gradient * parts;
   return seconds * static_cast<double>(shape.slice_lengths[slice]) / (timed_tokens(shape) * parts);
 }
 
@@ -156,6 +163,10 @@ double UniformCost::scaled(const std::vector<double>& times, int stage, const Mi
 
 double UniformCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
   if (!times_.stages.empty()) return measured(kind, stage, shape, slice);
+  if (of_vocabulary(kind)) {
+    const std::optional<double>& pass = kind == OpKind::S ? times_.vocabulary : times_.vocabulary_gradient;
+    return pass.value_or(times_.forward[0]) * (static_cast<double>(shape.tokens()) / timed_tokens(shape));
+  }
   switch (kind) {
     case OpKind::F: return scaled(times_.forward, stage, shape, slice);
     case OpKind::I: return scaled(times_.input_gradient, stage, shape, slice);
@@ -165,8 +176,8 @@ double UniformCost::compute_s(OpKind kind, int stage, const MicrobatchShape& sha
         return scaled({times_.input_gradient[0] + times_.weight_gradient[0]}, stage, shape, slice);
       }
       return scaled(times_.input_gradient, stage, shape, slice) + scaled(times_.weight_gradient, stage, shape, slice);
+    default: return 0;
   }
-  return 0;
 }
 
 double UniformCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,

@@ -15,6 +15,8 @@ struct MeasuredStage {
   double forward = 0;
   double input_gradient = 0;
   double weight_gradient = 0;
+  double vocabulary = 0;           // S, of the first stage of a rank
+  double vocabulary_gradient = 0;  // T
 };
 
 // The times of `--uniform`, in seconds.
@@ -24,16 +26,18 @@ struct UniformTimes {
   std::vector<double> forward = {1};
   std::vector<double> input_gradient = {1};
   std::vector<double> weight_gradient = {1};
-  std::optional<double> joint;        // an F and a B as one block; by default their sum
-  std::optional<double> hop;          // latency between two ranks; by default 0
-  std::vector<double> stage_weights;  // relative work of each stage; empty: all 1
+  std::optional<double> joint;                // an F and a B as one block; by default their sum
+  std::optional<double> vocabulary;           // S of a microbatch on each rank; by default that of the forward
+  std::optional<double> vocabulary_gradient;  // the same for T
+  std::optional<double> hop;                  // latency between two ranks; by default 0
+  std::vector<double> stage_weights;          // relative work of each stage; empty: all 1
   // Instead of all above but `hop`: the times of each stage, as measured. If the schedule has a multiple of this number
   // of stages, an entry is divided evenly over the stages that hold its layers.
   std::vector<MeasuredStage> stages;
   double optimizer = 0;  // of each stage, at the end
 };
 
-// Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); the times of missing parts are not given. Throws
+// Parses "f=1,b=1,w=1,s=..,t=..,fb=..,comm=.." (lists as "f=4:5:6:7"); the times of missing parts are not given. Throws
 // InputError naming the part.
 UniformTimes parse_uniform(std::string_view text);
 

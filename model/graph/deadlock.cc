@@ -111,13 +111,24 @@ class Blocked {
       if (found == index_.end()) return;
       edges.emplace_back(v, second_of_block(found->second) ? found->second - 1 : found->second);
     };
-    if (op.kind == OpKind::F) {
+    const int last = schedule_.num_stages() - 1;
+    const auto add_all = [&](OpKind kind) {
+      for (int rank = 0; rank < schedule_.num_ranks(); ++rank) add(kind, schedule_.stages_of(rank).front(), 0);
+    };
+    if (op.kind == OpKind::S) {
+      add(OpKind::F, last, 0);
+    } else if (op.kind == OpKind::T) {
+      add_all(OpKind::S);
+    } else if (op.kind == OpKind::F) {
       if (op.stage > 0) add(OpKind::F, op.stage - 1, op.slice);
       if (op.slice > 0) add(OpKind::F, op.stage, op.slice - 1);
     } else if (op.kind == OpKind::W) {
       add(OpKind::I, op.stage, op.slice);
     } else {
       add(OpKind::F, op.stage, op.slice);
+      if (op.stage == last && schedule_.vocabulary_barriers() > 0) {
+        add_all(schedule_.vocabulary_barriers() == 2 ? OpKind::T : OpKind::S);
+      }
       if (op.stage + 1 < schedule_.num_stages()) add(OpKind::I, op.stage + 1, op.slice);
       if (op.slice + 1 < schedule_.num_slices(op.microbatch)) add(OpKind::I, op.stage, op.slice + 1);
     }

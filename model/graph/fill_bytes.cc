@@ -23,8 +23,8 @@ double most_bytes(const SliceBytes& bytes) {
   double sum = 0;
   for (const std::int64_t part :
        {bytes.activations_to_input_gradient, bytes.activations_to_weight_gradient, bytes.gradients_to_weight_gradient,
-        bytes.kept, bytes.keys_values, bytes.keys_values_gradient, bytes.forward_workspace, bytes.backward_workspace,
-        bytes.transfer_forward, bytes.transfer_backward}) {
+        bytes.kept, bytes.vocabulary, bytes.keys_values, bytes.keys_values_gradient, bytes.forward_workspace,
+        bytes.backward_workspace, bytes.transfer_forward, bytes.transfer_backward}) {
     sum += static_cast<double>(part);
   }
   return sum;

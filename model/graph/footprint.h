@@ -35,6 +35,7 @@ struct SliceBytes {
   std::int64_t keys_values_gradient = 0;  // dK/dV rows, accumulated from the I of later slices until this slice's own
   std::int64_t forward_workspace = 0;     // only while F runs (logits, unfused scores)
   std::int64_t backward_workspace = 0;    // only while B or I runs (logits' gradient, recomputed activations)
+  std::int64_t vocabulary = 0;            // of the shard of the output layer, from S until T ends
   std::int64_t transfer_forward = 0;      // sent to the next stage after F
   std::int64_t transfer_backward = 0;     // sent to the previous stage after B or I
 };

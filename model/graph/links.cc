@@ -15,6 +15,11 @@ Links make_links(const Schedule& schedule, LaneId first_lane) {
       pairs.emplace_back(route[s + 1], route[s]);
     }
   }
+  const int root = schedule.routes()[0].back();
+  const int shards = schedule.vocabulary_barriers() > 0 ? schedule.num_ranks() : 0;
+  for (int rank = 0; rank < shards; ++rank) {
+    if (rank != root) pairs.insert(pairs.end(), {{rank, root}, {root, rank}});
+  }
   std::sort(pairs.begin(), pairs.end());
   pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
   const auto lane = [&](int from, int to) -> LaneId {
@@ -29,6 +34,12 @@ Links make_links(const Schedule& schedule, LaneId first_lane) {
       links.forward.push_back(s + 1 < stages ? lane(route[s], route[s + 1]) : Links::kSameRank);
       links.backward.push_back(s > 0 ? lane(route[s], route[s - 1]) : Links::kSameRank);
     }
+  }
+  for (int rank = 0; rank < shards; ++rank) {
+    links.from_root.push_back(lane(root, rank));
+    links.to_root.push_back(lane(rank, root));
+    links.results.push_back(rank == root ? Links::kSameRank : first_lane + static_cast<LaneId>(links.lanes.size()));
+    if (rank != root) links.lanes.push_back({LaneKind::link, root, rank});
   }
   return links;
 }

@@ -7,11 +7,14 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/graph/append.h"
 #include "model/graph/deadlock.h"
 #include "model/graph/fill_bytes.h"
 #include "model/graph/links.h"
+#include "model/graph/lowering_check.h"
 #include "model/graph/op_graph_data.h"
 #include "model/graph/queue_waits.h"
+#include "model/graph/vocabulary_passes.h"
 #include "model/schedule/communication_check.h"
 #include "model/to_size.h"
 
@@ -20,18 +23,6 @@ namespace {
 
 constexpr VertexId kNone = ~VertexId{0};
 constexpr LaneId kSameRank = Links::kSameRank;
-
-// As push_back, with the reallocation apart, so that a function with [[gnu::flatten]] keeps its values in registers.
-template <typename T>
-[[gnu::noinline]] void grow(std::vector<T>& list) {
-  list.reserve(2 * list.capacity() + 1);
-}
-template <typename T>
-void append(std::vector<T>& list, const T& value) {
-  if (list.size() == list.capacity()) grow(list);
-  if (list.size() == list.capacity()) __builtin_unreachable();
-  list.push_back(value);
-}
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
@@ -44,7 +35,7 @@ class Lowering {
         options_(options),
         communicates_(schedule.has_communication()),
         data_(std::make_unique<OpGraph::Data>()) {
-    check_options();
+    check_options(schedule, options);
     if (communicates_) check_communication_order(schedule);
     data_->schedule = &schedule;
     fill_bytes(schedule, options.footprint, *data_);
@@ -104,26 +95,6 @@ class Lowering {
   }
   bool flush() const { return schedule_.weight_policy() == WeightPolicy::flush; }
 
-  void check_options() const {
-    if (flush() && schedule_.num_batches() > 1) {
-      throw InputError("a schedule with a flush has one batch");
-    }
-    if (!flush() && options_.global_norm) {
-      throw InputError(schedule_.family() + ": a global gradient norm needs a schedule with a flush");
-    }
-    if (!flush() && options_.overlap_param_gather) {
-      throw InputError(
-          schedule_.family() +
-          ": gathers of parameters before the first forward (overlap_param_gather, zero 3) need a schedule with "
-          "a flush");
-    }
-    const bool shared = options_.tied_embedding || options_.mtp_stage > 0;
-    if (schedule_.weight_policy() == WeightPolicy::stashed && shared && schedule_.num_ranks() > 1) {
-      throw InputError(schedule_.family() +
-                       ": steps after every backward, so embedding and head cannot share a weight across ranks");
-    }
-  }
-
   void make_lanes() {
     const int ranks = schedule_.num_ranks();
     for (int rank = 0; rank < ranks; ++rank) data_->lanes.push_back({LaneKind::compute, rank, -1});
@@ -133,13 +104,15 @@ class Lowering {
     forward_link_ = std::move(links.forward);
     backward_link_ = std::move(links.backward);
     last_on_lane_.assign(data_->lanes.size(), kNone);
-    needs_.resize(kMostOwnNeeds);
+    if (schedule_.vocabulary_barriers() > 0) vocabulary_ = std::make_unique<VocabularyPasses>(schedule_, links);
+    const std::size_t own = kMostOwnNeeds + (vocabulary_ ? to_size(ranks) : 0);
+    needs_.resize(own);
     if (!options_.blocking_transfers) return;
     links_out_.resize(to_size(ranks));
     for (LaneId lane = 2 * ranks; lane < std::ssize(data_->lanes); ++lane) {
       auto& links_out = links_out_[data_->lanes[lane].rank];
       links_out.push_back(lane);
-      needs_.resize(std::max(needs_.size(), kMostOwnNeeds + links_out.size()));
+      needs_.resize(std::max(needs_.size(), own + links_out.size()));
     }
     sent_since_op_.assign(data_->lanes.size(), kNone);
   }
@@ -156,7 +129,7 @@ class Lowering {
     }
     next_.assign(ranks, 0);
     waiting_for_.assign(ranks, kNobody);
-    std::int64_t transfers = 0;
+    std::int64_t transfers = vocabulary_ ? vocabulary_->num_transfers() : 0;
     if (forward_link_.size() > 1) {
       std::vector<std::int64_t> remote(to_size(schedule_.num_routes()), 0);
       for (std::size_t i = 0; i < forward_link_.size(); ++i) {
@@ -208,6 +181,7 @@ class Lowering {
         state(stage, mb).gradients_left[step_of(mb)] += slices;
       }
     }
+    for (auto& of : states_) of.gradients_left[0] += schedule_.has_vocabulary(of.stage) ? schedule_.num_units() : 0;
     return states_;
   }
 
@@ -259,11 +233,17 @@ class Lowering {
       case OpKind::B:
       case OpKind::I:
         return need_op(true, here, kSameRank) &&
-               (op.stage + 1 == stages || need_op(false, here + units, backward_link_[place.link + 1])) &&
+               (op.stage + 1 == stages ? vocabulary_ == nullptr || need_passes(op)
+                                       : need_op(false, here + units, backward_link_[place.link + 1])) &&
                (op.slice + 1 == schedule_.num_slices(op.microbatch) || need_op(false, here + 1, kSameRank));
       case OpKind::W: return need_op(false, here, kSameRank);
+      default: return need_passes(op);
     }
-    return false;
+  }
+
+  bool need_passes(const Op& op) {
+    blocked_on_ = kPasses;
+    return vocabulary_->collect(op, schedule_.rank_of(op.stage, op.microbatch), needs_, num_needs_);
   }
 
   // --- emission ---------------------------------------------------------------------------------------------
@@ -353,15 +333,33 @@ class Lowering {
 
   // Records `op`, sends its result, wakes the rank that waits for it, and counts its gradient.
   void hand_over(const Op& op, const Place& place, VertexId id) {
-    if (op.kind == OpKind::W) return count_gradient(op, id);
+    if (op.kind >= OpKind::W) {
+      if (op.kind != OpKind::S) count_gradient(op, id);
+      return op.kind == OpKind::W ? void() : pass_on(op, id);
+    }
     const bool forward = op.kind == OpKind::F;
     (forward ? forward_ : gradient_)[place.cell] = id;
     const int neighbor = op.stage + (forward ? 1 : -1);
     if (neighbor >= 0 && neighbor < schedule_.num_stages()) {
       const LaneId link = (forward ? forward_link_ : backward_link_)[place.link];
       if (link != kSameRank && !communicates_) send(op, place, id, link);
+    } else if (forward && vocabulary_ != nullptr) {
+      pass_on(op, id);
     }
     if (op.kind == OpKind::B) count_gradient(op, id);
+  }
+
+  // Emits the transfers of a vocabulary pass, or of the last forward, and wakes the ranks that wait for one.
+  void pass_on(const Op& op, VertexId id) {
+    const auto emit_transfer = [this](const Vertex& vertex, std::span<const VertexId> needs) {
+      num_needs_ = static_cast<int>(std::copy(needs.begin(), needs.end(), needs_.begin()) - needs_.begin());
+      return emit(vertex);
+    };
+    if (!vocabulary_->hand_over(op, data_->vertices[id].lane, id, emit_transfer)) return;
+    for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
+      if (waiting_for_[rank] == kPasses) runnable_.push_back(rank);
+    }
+    std::replace(waiting_for_.begin(), waiting_for_.end(), kPasses, kNobody);
   }
 
   // Emits the transfer of the result of `op`, vertex `id`, and wakes the rank that waits for it.
@@ -655,14 +653,16 @@ class Lowering {
   }
 
   static constexpr std::size_t kNobody = ~std::size_t{0};
+  static constexpr std::size_t kPasses = kNobody - 1;  // any vocabulary pass
 
   const Schedule& schedule_;
   const LoweringOptions& options_;
   bool communicates_;
   std::unique_ptr<OpGraph::Data> data_;
 
-  std::vector<LaneId> forward_link_;   // by (route, stage): the link to the next stage
-  std::vector<LaneId> backward_link_;  // the same for the previous stage
+  std::unique_ptr<VocabularyPasses> vocabulary_;  // null without vocabulary passes
+  std::vector<LaneId> forward_link_;              // by (route, stage): the link to the next stage
+  std::vector<LaneId> backward_link_;             // the same for the previous stage
   std::vector<VertexId> last_on_lane_;
 
   std::vector<VertexId> forward_;                // by cell: the vertex of its F

@@ -34,6 +34,14 @@ const SliceBytes& OpGraph::slice_bytes(int stage, int microbatch, int slice) con
 const StageBytes& OpGraph::stage_bytes(int stage) const { return data_->stage_bytes[stage]; }
 
 std::int64_t OpGraph::transfer_bytes(const Vertex& transfer) const {
+  if (of_vocabulary(transfer.op)) {
+    // Gradients of hidden states to the rank of the last stage; statistics, 12 bytes per token, count as none.
+    const Lane& lane = lanes_[transfer.lane];
+    const int last = schedule_->num_stages() - 1;
+    const bool gradient = (transfer.op == OpKind::S) == (schedule_->vocabulary_barriers() == 1) &&
+                          lane.rank != schedule_->rank_of(last, transfer.microbatch);
+    return gradient ? slice_bytes(last, transfer.microbatch, transfer.slice).transfer_forward : 0;
+  }
   const SliceBytes& bytes = slice_bytes(transfer.stage, transfer.microbatch, transfer.slice);
   return transfer.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
 }

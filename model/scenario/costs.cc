@@ -53,6 +53,10 @@ std::vector<std::unique_ptr<const CostModel>> costs_by_ranks(Training training, 
 std::vector<StageContents> split_stages(const Model& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers,
                                         int mtp_stage) {
+  if (schedule.vocabulary_barriers() > 0 && (model.mtp_layers > 0 || model.layer_embedding > 0)) {
+    throw InputError(fmt::format("{}: {} are not modeled with vocabulary passes", schedule.family(),
+                                 model.mtp_layers > 0 ? "layers of multi-token prediction" : "embeddings of layers"));
+  }
   std::vector<StageContents> stages =
       split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers, mtp_stage);
   const auto with_first = [&](int stage) {
@@ -64,6 +68,9 @@ std::vector<StageContents> split_stages(const Model& model, const Schedule& sche
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
     StageContents& of = stages[to_size(stage)];
     if ((of.tied_copy || of.mtp_embedding) && with_first(stage)) of.tied_copy = of.mtp_embedding = false;
+    if (schedule.vocabulary_barriers() == 0) continue;
+    of.head = of.tied_copy = false;
+    if (schedule.has_vocabulary(stage)) of.vocabulary_ranks = schedule.num_ranks();
   }
   return stages;
 }
@@ -81,6 +88,7 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int mi
                              const std::vector<StageContents>* stages)
     : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
+  scenario_.training.vocabulary_barriers = schedule.vocabulary_barriers();
   // The ranks of a schedule file may be more than those of the scenario, without --pp one.
   if (scenario_.cluster) scenario_.cluster->use_for(scenario_.training.world_size());
   scenario_.microbatches = microbatches;
@@ -170,6 +178,7 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
     case CostKind::fitted: {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
       require(!packs_documents(schedule), "/batch/lengths: a cost file has no times of packed documents");
+      refuse_vocabulary(schedule, "a cost file has no times of them");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) rest = analytic();
       cost_ = std::make_unique<FittedCost>(std::move(*table), scenario_.training, stages_, std::move(rest),
@@ -216,7 +225,11 @@ LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   options.overlap_param_gather = options.gather_parameters && (training.overlap_param_gather || !whole);
   options.sharded_actions = options.gather_parameters && !whole;
   options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.blocks_transfers();
-  options.tied_embedding = scenario_.model->tied_embeddings;
+  if (training.zero_stage() > 1 && training.vocabulary_barriers > 0) {
+    throw InputError(fmt::format("{}: /parallelism/zero: expected 0 or 1 with vocabulary passes, got {}",
+                                 scenario_.source, training.zero_stage()));
+  }
+  options.tied_embedding = scenario_.model->tied_embeddings && training.vocabulary_barriers == 0;
   for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
     if (stages_[stage].mtp_layers > 0) options.mtp_stage = static_cast<int>(stage);
   }

@@ -608,6 +608,10 @@ class Reading {
     times("w", uniform.weight_gradient);
     if (cost.has("fb")) uniform.joint = cost.number("fb", 0, 1e8);
     cost.allow("fb");
+    if (cost.has("s")) uniform.vocabulary = cost.number("s", 0, 1e8);
+    cost.allow("s");
+    if (cost.has("t")) uniform.vocabulary_gradient = cost.number("t", 0, 1e8);
+    cost.allow("t");
     if (cost.has("comm")) uniform.hop = cost.number("comm", 0, 1e8);
     cost.allow("comm");
     if (cost.has("stage_weights")) times("stage_weights", uniform.stage_weights);
@@ -618,13 +622,15 @@ class Reading {
   }
 
   void read_stages(JsonReader& cost) {
-    for (const char* other : {"f", "b", "w", "fb", "stage_weights"}) {
+    for (const char* other : {"f", "b", "w", "s", "t", "fb", "stage_weights"}) {
       if (cost.has(other)) cost.at(other).fail("expected nothing beside /cost/stages, which has the times of all ops");
     }
     for (JsonReader stage : cost.at("stages").elements()) {
       scenario_.uniform.stages.push_back({.forward = stage.number("f", 0, 1e8),
                                           .input_gradient = stage.number("b", 0, 1e8),
-                                          .weight_gradient = stage.number("w", 0, 1e8)});
+                                          .weight_gradient = stage.number("w", 0, 1e8),
+                                          .vocabulary = stage.number_or("s", 0, 1e8, 0),
+                                          .vocabulary_gradient = stage.number_or("t", 0, 1e8, 0)});
       stage.finish();
     }
     if (scenario_.uniform.stages.empty()) cost.at("stages").fail("expected one entry per stage");

@@ -640,19 +640,20 @@ constexpr Setting kSettings[] = {
      .flags = "--cost", .group = kCostGroup, .help = "Cost model: analytic, uniform, or a cost file from 'sluice fit'",
      .details = "In a file also an object with kind uniform, analytic or fitted.", .reads = kPrices,
      .offers = kPrices, .common = true},
-    {.pointer = "/cost/f", .kind = SettingKind::other, .fallback = "f=1,b=f,w=f,comm=0; fb: the sum of its ops",
+    {.pointer = "/cost/f", .kind = SettingKind::other, .fallback = "f=1,b=f,w=f,s=f,t=f,comm=0; fb: the sum of its ops",
      .flags = "--uniform", .group = kCostGroup,
-     .help = "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,fb=X][,comm=X], each 0 to 1e8; f=4:5:6 lists "
-         "the slices; without w, b is the whole backward",
-     .details = "The keys f, b, w, fb and comm of a cost of kind uniform; a list has one entry per slice.",
+     .help = "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,s=X,t=X][,fb=X][,comm=X], each 0 to 1e8; "
+         "f=4:5:6 lists the slices; without w, b is the whole backward",
+     .details = "The keys f, b, w, s, t (vocabulary passes), fb and comm of a cost of kind uniform; a list has one "
+         "entry per slice.",
      .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule, .common = true, .example = "2",
      .with = kUniform},
     {.pointer = "/cost/stage_weights", .kind = SettingKind::reals, .low = 0, .high = 1e8, .fallback = "all 1",
      .flags = "--stage-weights", .group = kCostGroup, .help = "Relative work of each stage with --uniform, as a,b,c",
      .reads = kSimulate | kSlice, .offers = kSimulate | kSlice, .example = "[1, 2, 1, 1]", .with = kUniform},
     {.pointer = "/cost/stages", .kind = SettingKind::other, .fallback = "none", .group = kCostGroup,
-     .help = "Instead of f, b, w: [{\"f\": .., \"b\": .., \"w\": ..}], the seconds of a microbatch in each stage, as "
-         "'sluice analyze --scenario' writes them",
+     .help = "Instead of f, b, w, s, t: [{\"f\": .., \"b\": .., \"w\": ..}], the seconds of a microbatch in each "
+         "stage, as 'sluice analyze --scenario' writes them",
      .details = "A schedule with a multiple of their number of stages divides each evenly, one with a divisor of it "
          "adds neighbors.", .reads = kSimulate | kSlice, .example = R"([{"f": 1, "b": 1, "w": 2}])", .with = kUniform},
     {.pointer = "/cost/optimizer", .kind = SettingKind::other, .low = 0, .high = 1e8, .fallback = "0",

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "model/schedule/orders.h"
@@ -75,11 +77,14 @@ class Rank {
   PerStep done_ = {};
 };
 
-std::vector<Rank> ranks_backwards(int ranks, BlockSlots (*slots)(int ranks, int rank)) {
+std::vector<Rank> ranks_backwards(int ranks, int barriers, BlockSlots (*slots)(int ranks, int rank)) {
   std::vector<PerStep> forwards;
   int last = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    forwards.push_back(with_free_slots(slots(ranks, rank)));
+    BlockSlots of_rank = slots(ranks, rank);
+    of_rank.i1 += kSteps * barriers;
+    of_rank.i0 += kSteps * barriers;
+    forwards.push_back(with_free_slots(of_rank));
     last = std::max(last, *std::max_element(forwards.back().begin(), forwards.back().end()));
   }
   std::vector<Rank> all;
@@ -108,6 +113,52 @@ bool is_needed_no_more(const std::vector<Rank>& ranks, std::size_t rank, Step st
   return true;
 }
 
+// Inserts S and T into orders whose ops have these slots, in the order of time. The chain of a microbatch through the
+// slots increases, so the orders cannot deadlock: an inserted op follows what is in its slot.
+void insert_passes(ScheduleParts& parts, const std::vector<std::vector<int>>& slots) {
+  struct Passes {
+    int s = 0;
+    int t = 0;
+  };
+  std::vector<Passes> passes(static_cast<std::size_t>(parts.num_microbatches));
+  std::vector<int> last_forward(passes.size());
+  const int last_stage = parts.num_stages - 1;
+  const auto root = static_cast<std::size_t>(parts.routes[0].back());
+  for (std::size_t i = 0; i < slots[root].size(); ++i) {
+    const Op& op = parts.orders[root][i];
+    const auto mb = static_cast<std::size_t>(op.microbatch);
+    if (op.stage != last_stage || op.kind == OpKind::W) continue;
+    if (op.kind == OpKind::F) {
+      last_forward[mb] = slots[root][i];
+      continue;
+    }
+    const int between = slots[root][i] - last_forward[mb] - 1;
+    const bool two = parts.vocabulary_barriers == 2;
+    passes[mb] = {.s = last_forward[mb] + between / (two ? 4 : 2),
+                  .t = two ? last_forward[mb] + 3 * between / 4 : slots[root][i] + 2};
+  }
+  for (std::size_t rank = 0; rank < slots.size(); ++rank) {
+    std::vector<Op> order;
+    order.reserve(parts.orders[rank].size() + 2 * passes.size());
+    std::size_t s = 0;
+    std::size_t t = 0;
+    const auto insert_before = [&](int slot) {
+      while (true) {
+        const bool s_next = s < passes.size() && passes[s].s < slot && (t == s || passes[s].s <= passes[t].t);
+        if (!s_next && (t == s || passes[t].t >= slot)) return;
+        order.push_back(
+            op(s_next ? OpKind::S : OpKind::T, static_cast<int>(rank), static_cast<int>(s_next ? s++ : t++)));
+      }
+    };
+    for (std::size_t i = 0; i < slots[rank].size(); ++i) {
+      insert_before(slots[rank][i]);
+      order.push_back(parts.orders[rank][i]);
+    }
+    insert_before(std::numeric_limits<int>::max());
+    parts.orders[rank] = std::move(order);
+  }
+}
+
 }  // namespace
 
 ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
@@ -116,12 +167,13 @@ ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
   const int m = params.microbatches;
   ScheduleParts parts = frame(family, params, kSteps * m);
   parts.routes = {snake(p, 2)};
-  std::vector<Rank> ranks = ranks_backwards(p, slots);
+  std::vector<Rank> ranks = ranks_backwards(p, family.vocabulary_barriers, slots);
   int memory = 0;
   for (const Rank& rank : ranks) memory = std::max(memory, rank.peak());
 
   // The next op of each rank, or none: all choose before any runs, since a slot's ops do not see each other.
   std::vector<int> chosen(ranks.size());
+  std::vector<std::vector<int>> slot_of(family.vocabulary_barriers > 0 ? ranks.size() : 0);
   constexpr int kNone = -1;
   std::int64_t left = std::int64_t{kSteps} * p * m;
   for (int now = 0; left > 0; ++now) {
@@ -143,11 +195,14 @@ ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
       const auto step = static_cast<Step>(chosen[r]);
       const int stage = kChunk[step] == 0 ? static_cast<int>(r) : 2 * p - 1 - static_cast<int>(r);
       parts.orders[r].push_back(op(kKind[step], stage, m - 1 - ranks[r].done(step)));
+      if (!slot_of.empty()) slot_of[r].push_back(-now);
       ranks[r].run(step);
       --left;
     }
   }
   for (auto& order : parts.orders) std::reverse(order.begin(), order.end());
+  for (auto& times : slot_of) std::reverse(times.begin(), times.end());
+  if (!slot_of.empty()) insert_passes(parts, slot_of);
   return parts;
 }
 

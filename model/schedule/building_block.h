@@ -20,6 +20,10 @@ struct BlockSlots {
 // block repeats; in that phase no rank is idle if F, I and W take equally long. Preconditions: on a rank the four slots
 // increase from f0 to i0 and differ modulo 6, and each op is later than the ops of other ranks that it depends on. Time
 // is proportional to the number of ops and the square of the number of ranks.
+//
+// With vocabulary passes, each barrier delays the two slots of I by one microbatch. S of a microbatch, and with two
+// barriers T, are in the slots between its last forward and its first I, in equal parts of this time; with one barrier
+// T follows that I by two slots.
 ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
                              BlockSlots (*slots)(int ranks, int rank));
 

@@ -37,6 +37,7 @@ struct Family {
   bool grouped = false;         // takes `group`
   bool asynchronous = false;    // no flush; the schedule spans `batches`
   int replicas = 1;             // number of ranks that have a copy of each stage
+  int vocabulary_barriers = 0;  // ScheduleParts::vocabulary_barriers
   bool in_megatron_lm = false;  // available in Megatron-LM
   // Exists to hide the communication of experts: without expert parallelism, plans leave it out.
   bool for_expert_parallelism = false;

@@ -38,6 +38,7 @@ Schedule without_backward(const Schedule& schedule) {
   if (schedule.weight_policy() != WeightPolicy::flush) {
     throw ScheduleError(schedule.family() + ": forward-only work needs a family with a flush");
   }
+  refuse_vocabulary(schedule, "forward-only work is not modeled");
   ScheduleParts parts = schedule.parts();
   set_forward_only(parts);
   parts.cells.clear();

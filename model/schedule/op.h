@@ -1,18 +1,24 @@
 // Public header.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "model/namespaces.h"
 
 namespace sluice::model {
 
 // F: forward. B: backward, that is, input and weight gradients in one op. I: input gradient only. W: weight gradient
-// only.
-enum class OpKind : std::uint8_t { F, B, I, W };
+// only. S and T: the passes of a rank's shard of the output layer, where all ranks have one
+// (Schedule::vocabulary_barriers); their stage is the first one of the rank.
+enum class OpKind : std::uint8_t { F, B, I, W, S, T };
+inline constexpr std::size_t kNumOpKinds = 6;
+inline constexpr std::string_view kOpLetters = "FBIWST";
 
-constexpr char letter(OpKind kind) { return "FBIW"[static_cast<int>(kind)]; }
+constexpr char letter(OpKind kind) { return kOpLetters[static_cast<std::size_t>(kind)]; }
+constexpr bool of_vocabulary(OpKind kind) { return kind >= OpKind::S; }
 
 // A compute op of a schedule. Microbatches are numbered over all batches.
 struct Op {

@@ -31,7 +31,7 @@ bool parse_op_text(std::string_view text, Op& op, bool old_backward) {
   int microbatch = 0;
   int slice = 0;
   if (!take_number(text, stage, kMaxStages - 1) || text.empty()) return false;
-  const std::size_t kind = std::string_view("FBIW").find(text.front());
+  const std::size_t kind = kOpLetters.find(text.front());
   if (kind == std::string_view::npos) return false;
   text.remove_prefix(old_backward && text.starts_with("BW") ? 2 : 1);
   if (!take_number(text, microbatch, static_cast<int>(kMaxOps))) return false;

@@ -41,6 +41,7 @@ ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of
   parts.num_microbatches = params.microbatches;
   parts.num_batches = params.batches;
   parts.shapes = {params.shape};
+  parts.vocabulary_barriers = family.vocabulary_barriers;
   parts.orders.resize(params.ranks);
   for (auto& order : parts.orders) order.reserve(ops_of_a_rank);
   return parts;

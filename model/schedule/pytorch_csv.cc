@@ -162,21 +162,22 @@ class Reader {
   throw InputError(fmt::format("{}: PyTorch's CSV has no {}", family, why));
 }
 
-void check_csv_of(std::string_view family, bool sliced, bool replicated, bool flushes) {
+void check_csv_of(std::string_view family, bool sliced, bool replicated, bool flushes, bool passes) {
   if (sliced) refuse_csv(family, "slices of a sequence");
   if (replicated) refuse_csv(family, "stages on two ranks");
   if (!flushes) refuse_csv(family, "schedules without a flush");
+  if (passes) refuse_csv(family, "vocabulary passes");
 }
 
 }  // namespace
 
 void check_csv(const Family& family, int slices) {
-  check_csv_of(family.name, slices > 1, family.replicas > 1, !family.asynchronous);
+  check_csv_of(family.name, slices > 1, family.replicas > 1, !family.asynchronous, family.vocabulary_barriers > 0);
 }
 
 std::string schedule_to_csv(const Schedule& schedule, bool with_communication) {
   check_csv_of(schedule.family(), schedule.sliced(), schedule.num_routes() > 1,
-               schedule.weight_policy() == WeightPolicy::flush);
+               schedule.weight_policy() == WeightPolicy::flush, schedule.vocabulary_barriers() > 0);
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     if (schedule.ops(rank).empty()) refuse_csv(schedule.family(), "ranks without ops");
   }

@@ -152,6 +152,13 @@ void Schedule::check_frame() const {
           "cells: expected those of the communication too");
   require(!has_communication() || alike(parts_.communication_cells, parts_.communication),
           "cells: expected one for each communication");
+  const int barriers = parts_.vocabulary_barriers;
+  require(barriers >= 0 && barriers <= 2, fmt::format("vocabulary_barriers: expected 0 to 2, got {}", barriers));
+  const bool plain = parts_.routes.size() == 1 && parts_.shapes.size() == 1 && parts_.shapes[0].num_slices() == 1 &&
+                     !parts_.shapes[0].forward_only && parts_.weight_policy == WeightPolicy::flush;
+  require(barriers == 0 || (plain && !has_communication()),
+          "vocabulary_barriers: S and T need a schedule with a flush and backwards, equal microbatches, one slice per "
+          "sequence and one route, without sends and receives");
   require(parts_.communication.empty() || std::ssize(parts_.communication) == parts_.num_ranks,
           fmt::format("communication: expected one list for each of {} ranks, got {}", parts_.num_ranks,
                       parts_.communication.size()));
@@ -194,8 +201,9 @@ void Schedule::check_ops() {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Op& op = list[i];
-      const bool plain = !op.joined && in(op.stage, num_stages()) && in(op.microbatch, total_microbatches()) &&
-                         in(op.slice, num_slices(op.microbatch)) && rank_of(op.stage, op.microbatch) == rank;
+      const bool plain = !op.joined && !of_vocabulary(op.kind) && in(op.stage, num_stages()) &&
+                         in(op.microbatch, total_microbatches()) && in(op.slice, num_slices(op.microbatch)) &&
+                         rank_of(op.stage, op.microbatch) == rank;
       if (!plain) check_op(rank, i);
       const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
       auto& cell = seen[op.stage * num_units_ + first_unit(op.microbatch) + op.slice];
@@ -235,6 +243,10 @@ void Schedule::check_op(int rank, std::size_t index) const {
   if (rank_of(op.stage, op.microbatch) != rank) {
     refuse(fmt::format("the placement has this stage on rank {}", rank_of(op.stage, op.microbatch)));
   }
+  if (of_vocabulary(op.kind) && !has_vocabulary(op.stage)) {
+    refuse(vocabulary_barriers() == 0 ? "needs a schedule with vocabulary_barriers"
+                                      : fmt::format("S and T of this rank have stage {}", stages_of(rank).front()));
+  }
   if (!op.joined) return;
   const auto gradient = [](OpKind kind) { return kind == OpKind::B || kind == OpKind::I; };
   const bool last = index + 1 == list.size();
@@ -250,13 +262,16 @@ void Schedule::check_complete(const std::vector<std::uint8_t>& seen) const {
   constexpr std::uint8_t kForward = 0b0001;        // F
   constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
   constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
+  constexpr std::uint8_t kVocabulary = 0b110000;   // S, T
   for (int stage = 0; stage < num_stages(); ++stage) {
+    const std::uint8_t vocabulary = has_vocabulary(stage) ? kVocabulary : 0;
     for (int mb = 0; mb < total_microbatches(); ++mb) {
       const bool alone = shape(mb).forward_only;
       for (int slice = 0; slice < num_slices(mb); ++slice) {
-        const auto cell = seen[stage * num_units_ + first_unit(mb) + slice];
+        const auto all = seen[stage * num_units_ + first_unit(mb) + slice];
+        const auto cell = static_cast<std::uint8_t>(all ^ vocabulary);
         const bool complete = alone ? cell == kForward : cell == kWholeBackward || cell == kSplitBackward;
-        if (!complete) refuse_cell(stage, mb, slice, cell);
+        if (!complete) refuse_cell(stage, mb, slice, all);
       }
     }
   }
@@ -269,12 +284,19 @@ void Schedule::refuse_cell(int stage, int microbatch, int slice, std::uint8_t ce
   const bool extra = forward && shape(microbatch).forward_only;
   const bool input = (cell & 0b0100) != 0;
   const bool weight = (cell & 0b1000) != 0;
+  const bool vocabulary = has_vocabulary(stage) && (cell & 0b110000) != 0b110000;
   op.kind = !forward                   ? OpKind::F
+            : vocabulary               ? (cell & 0b010000) != 0 ? OpKind::T : OpKind::S
             : (extra ? weight : input) ? OpKind::W
             : (extra ? input : weight) ? OpKind::I
                                        : OpKind::B;
   throw ScheduleError(fmt::format("{}: {} {}", place(rank_of(stage, microbatch)), to_string(op, sliced()),
                                   extra ? "is there, but its microbatch is forward-only" : "is missing"));
+}
+
+void refuse_vocabulary(const Schedule& schedule, std::string_view what) {
+  if (schedule.vocabulary_barriers() == 0) return;
+  throw ScheduleError(fmt::format("{}: vocabulary passes (S, T): {}", schedule.family(), what));
 }
 
 int weight_version(const Schedule& schedule, int microbatch, int rank) {

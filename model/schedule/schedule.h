@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/schedule/communication.h"
@@ -52,6 +53,11 @@ struct ScheduleParts {
   std::vector<MicrobatchShape> shapes = {MicrobatchShape{}};
   std::vector<int> shape_of;            // by microbatch over all batches; empty: all have shape 0
   std::vector<std::vector<Op>> orders;  // by rank
+  // Vocabulary parallelism (Yeung et al. 2024, arXiv:2411.05288): every rank has a shard of the embedding and of the
+  // output layer, with passes S and T of each microbatch. 0: none. Otherwise the number of barriers between the last
+  // forward and the first backward of a microbatch: 1 (algorithm 2: S computes the input gradient as well, T the weight
+  // gradient, which nothing waits for) or 2 (algorithm 1: T computes both).
+  int vocabulary_barriers = 0;
   // By rank, in its order: the positions of sends, receives and actions on sharded weights in the lists. Empty: not
   // specified; the result of an op is sent immediately after it.
   std::vector<std::vector<Communication>> communication;
@@ -116,6 +122,11 @@ class Schedule {
   std::span<const Op> ops(int rank) const { return parts_.orders[rank]; }
   std::int64_t num_ops() const { return num_ops_; }
   bool split_backward() const { return split_backward_; }  // has any W
+  int vocabulary_barriers() const { return parts_.vocabulary_barriers; }
+  // Whether ops S and T of a rank have this stage.
+  bool has_vocabulary(int stage) const {
+    return vocabulary_barriers() > 0 && stages_of(parts_.routes[0][stage]).front() == stage;
+  }
   bool has_joint_blocks() const { return has_joint_blocks_; }
   bool forward_only() const;  // all of its microbatches are: it has no gradients and no optimizer step
 
@@ -147,6 +158,9 @@ class Schedule {
   bool split_backward_ = false;
   bool has_joint_blocks_ = false;
 };
+
+// Throws ScheduleError if the schedule has vocabulary passes: "FAMILY: vocabulary passes (S, T): WHAT".
+void refuse_vocabulary(const Schedule& schedule, std::string_view what);
 
 // Calls `on_op` and `on_communication` for the entries of a rank's list, in its order.
 template <typename OnOp, typename OnCommunication>

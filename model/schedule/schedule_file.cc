@@ -75,6 +75,9 @@ std::string schedule_to_json(const Schedule& schedule) {
                  kSchema, Json(parts.family).dump(), parts.num_ranks, parts.num_stages, parts.num_microbatches);
   fmt::format_to(to, "\"batches\": {},\n\"weight_policy\": \"{}\",\n", parts.num_batches,
                  to_string(parts.weight_policy));
+  if (parts.vocabulary_barriers > 0) {
+    fmt::format_to(to, "\"vocabulary_barriers\": {},\n", parts.vocabulary_barriers);
+  }
   fmt::format_to(to, "\"placement\": {},\n", Json(parts.routes).dump());
   if (!parts.route_of.empty()) {
     fmt::format_to(to, "\"route_of\": {},\n",
@@ -133,6 +136,7 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
   if (parts.weight_policy == WeightPolicy::flush && parts.num_batches > 1) {
     root.at("batches").fail("a schedule with a flush has 1 batch");
   }
+  parts.vocabulary_barriers = static_cast<int>(root.integer_or("vocabulary_barriers", 0, 2, 0));
   const std::int64_t total = static_cast<std::int64_t>(parts.num_microbatches) * parts.num_batches;
   if (total * parts.num_stages > kMaxOps) {
     root.at("microbatches")

@@ -21,6 +21,7 @@ class Placing {
         placed_(static_cast<std::size_t>(schedule.num_ranks())),
         pauses_(static_cast<std::size_t>(schedule.num_ranks()), 0),
         ops_left_(static_cast<std::size_t>(schedule.num_ranks())) {
+    refuse_vocabulary(schedule, "their broadcasts and reductions have no sends and receives");
     if (!runtime_actions) return;
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       ops_left_[rank].assign(schedule.stages_of(rank).size(), 0);
@@ -53,9 +54,8 @@ class Placing {
       case OpKind::F: return op.stage == 0 || forward_there_[cell(op, op.stage - 1)] != 0;
       case OpKind::B:
       case OpKind::I: return op.stage + 1 == schedule_.num_stages() || gradient_there_[cell(op, op.stage + 1)] != 0;
-      case OpKind::W: return true;
+      default: return true;
     }
-    return true;
   }
 
   bool step(int rank) {
@@ -186,6 +186,7 @@ Schedule without_communication(const Schedule& schedule) {
 }
 
 Schedule with_receives_just_in_time(const Schedule& schedule) {
+  refuse_vocabulary(schedule, "their broadcasts and reductions have no sends and receives");
   Lists lists(to_size(schedule.num_ranks()));
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     const auto ops = schedule.ops(rank);

@@ -16,7 +16,7 @@ struct TensorField {
   std::int64_t SliceBytes::*bytes;
   MemoryClass memory_class;
 };
-constexpr std::array<TensorField, 8> kHeldFields = {{
+constexpr std::array<TensorField, 9> kHeldFields = {{
     {&SliceBytes::activations_to_input_gradient, MemoryClass::activations},
     {&SliceBytes::activations_to_weight_gradient, MemoryClass::activations},
     {&SliceBytes::gradients_to_weight_gradient, MemoryClass::activations},
@@ -25,6 +25,7 @@ constexpr std::array<TensorField, 8> kHeldFields = {{
     {&SliceBytes::keys_values_gradient, MemoryClass::keys_values},
     {&SliceBytes::forward_workspace, MemoryClass::buffers},
     {&SliceBytes::backward_workspace, MemoryClass::buffers},
+    {&SliceBytes::vocabulary, MemoryClass::activations},
 }};
 enum HeldField : std::size_t {
   to_input,
@@ -34,7 +35,8 @@ enum HeldField : std::size_t {
   pairs,
   pair_gradients,
   forward_space,
-  backward_space
+  backward_space,
+  passes
 };
 using Counts = std::array<std::int64_t, kHeldFields.size()>;
 
@@ -72,6 +74,11 @@ class HeldSlices {
     if (op.op == OpKind::F) {
       for (const std::size_t field : {to_input, to_weight, batch, pairs}) ++held[field];
       held[forward_space] += running;
+      return;
+    }
+    if (of_vocabulary(op.op)) {
+      if (op.op == OpKind::S) ++held[passes];
+      if (op.op == OpKind::T && ended) --held[passes];
       return;
     }
     if (op.op != OpKind::W) input_gradient(op, held, ended);

@@ -105,7 +105,7 @@ class Changes {
       shape_offset_.push_back(slices_);
       slices_ += static_cast<std::size_t>(shape.num_slices());
     }
-    per_route_ = 4 * slices_ * static_cast<std::size_t>(schedule_.num_stages());
+    per_route_ = kNumOpKinds * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
     known_.resize(rows_.size(), 0);
     last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
@@ -116,7 +116,7 @@ class Changes {
   [[gnu::always_inline]] std::uint32_t row_of(const Vertex& op) {
     const std::size_t slice = shape_offset_[schedule_.shape_index(op.microbatch)] + to_size(op.slice);
     const std::size_t row = to_size(schedule_.route(op.microbatch)) * per_route_ +
-                            4 * (to_size(op.stage) * slices_ + slice) + static_cast<std::size_t>(op.op);
+                            kNumOpKinds * (to_size(op.stage) * slices_ + slice) + static_cast<std::size_t>(op.op);
     if (known_[row] == 0) learn(row, op);
     return static_cast<std::uint32_t>(row);
   }
@@ -144,7 +144,12 @@ class Changes {
   // The receive buffer that the op frees when it starts (it becomes part of its stored input, or is read immediately).
   std::int64_t received_by(const Vertex& op) const {
     const bool forward = op.op == OpKind::F;
-    if (op.op == OpKind::W || buffers_ == ReceiveBuffers::left_out) return 0;
+    if (op.op == OpKind::W || op.op == OpKind::T || buffers_ == ReceiveBuffers::left_out) return 0;
+    if (op.op == OpKind::S) {
+      const int last = schedule_.num_stages() - 1;
+      const bool here = schedule_.rank_of(last, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch);
+      return here ? 0 : graph_.slice_bytes(last, op.microbatch, op.slice).transfer_forward;
+    }
     const int source = op.stage + (forward ? -1 : 1);
     if (source < 0 || source >= schedule_.num_stages()) return 0;
     if (schedule_.rank_of(source, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch)) return 0;
@@ -160,7 +165,10 @@ class Changes {
   Change change_of(const Vertex& op) const {
     const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
     Change change;
-    change.sent = op.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
+    // What S and T send is reduced in place.
+    if (!of_vocabulary(op.op)) {
+      change.sent = op.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
+    }
     change.start.buffers -= received_by(op);
     switch (op.op) {
       case OpKind::F:
@@ -183,6 +191,8 @@ class Changes {
       case OpKind::W:
         change.end.activations -= bytes.activations_to_weight_gradient + bytes.gradients_to_weight_gradient;
         break;
+      case OpKind::S: change.start.activations += bytes.vocabulary; break;
+      case OpKind::T: change.end.activations -= bytes.vocabulary; break;
     }
     return change;
   }
@@ -238,7 +248,7 @@ struct Freed {
 };
 
 // Whether an op adds to the weights' gradients of its stage.
-bool adds_to_gradients(const Vertex& op) { return op.op == OpKind::B || op.op == OpKind::W; }
+bool adds_to_gradients(const Vertex& op) { return op.op == OpKind::B || op.op == OpKind::W || op.op == OpKind::T; }
 
 // `bytes_of` a stage returns its StageBytes.
 template <typename BytesOf>

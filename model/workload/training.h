@@ -118,6 +118,7 @@ struct Training {
   };
 
   Work work = Work::training;
+  int vocabulary_barriers = 0;  // of the schedule; 0: the embedding is on the first stage and the head on the last one
   int tp = 1;
   int cp = 1;  // number of ranks over which the tokens of a sequence are split, each with two of 2 cp chunks, so that
                // all have the same causal work
@@ -219,6 +220,8 @@ struct Training {
     if (expert_capacity == 0) return load;
     return pads_experts ? expert_capacity : std::min(load, expert_capacity);
   }
+  // Number of ranks over which the vocabulary is split.
+  int vocabulary_ranks() const { return vocabulary_barriers > 0 ? tp * pp : tp; }
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }
   // Number of ranks that have the same parameters and all-reduce their gradients: of experts, and of everything else.
   int data_ranks() const { return cp * dp; }
@@ -258,6 +261,9 @@ struct StageContents {
   int first = 0;          // of a model whose layers are not those of a Transformer: see Model::alike
   bool embedding = false;
   bool head = false;
+  // Where the vocabulary is split over all pipeline ranks, whose first stages have a shard of both, instead of these:
+  // their number.
+  int vocabulary_ranks = 0;
   bool tied_copy = false;  // the head has its own copy of a tied word embedding, since the original is on another rank
   int mtp_layers = 0;      // of multi-token prediction
   bool mtp_embedding = false;  // for them: a copy of the word embedding that is on another rank

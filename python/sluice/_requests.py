@@ -332,7 +332,7 @@ def read_ops(trace: Union[Path, Sequence[Path]], step: int | None = None) -> lis
     out = [
         TimedOp(Op(kind, microbatch, stage, part), rank, start, end)
         for kind, rank, microbatch, stage, part, start, end in _core.rows(_paths(trace), step)
-        if kind in ("F", "B", "I", "W")
+        if kind in ("F", "B", "I", "W", "S", "T")
     ]
     return sorted(out, key=lambda row: (row.rank, row.start))
 

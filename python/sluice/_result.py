@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-OP_KINDS = ("F", "B", "I", "W")
+OP_KINDS = ("F", "B", "I", "W", "S", "T")
 VERTEX_KINDS = ("compute", "joint", "recompute", "transfer", "collective", "optimizer")
 
 

@@ -39,10 +39,9 @@ namespace {
 using OpTuple = std::tuple<std::string, std::int32_t, std::int16_t, std::int16_t, bool>;
 
 OpKind kind_of(const std::string& letter_of_kind) {
-  for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
-    if (letter_of_kind.size() == 1 && letter_of_kind[0] == letter(kind)) return kind;
-  }
-  throw InputError(fmt::format("expected an op F, B, I or W, got '{}'", printable(letter_of_kind, true)));
+  const std::size_t kind = letter_of_kind.size() == 1 ? kOpLetters.find(letter_of_kind) : std::string_view::npos;
+  if (kind != std::string_view::npos) return static_cast<OpKind>(kind);
+  throw InputError(fmt::format("expected an op F, B, I, W, S or T, got '{}'", printable(letter_of_kind, true)));
 }
 
 // Checks that the ops are complete and that the schedule does not deadlock. Throws ScheduleError.

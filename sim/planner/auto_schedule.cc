@@ -557,7 +557,7 @@ std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& p
   std::vector<std::pair<std::string, Schedule>> out;
   if (problem.num_stages() % problem.num_ranks != 0) return out;
   for (const Family& family : all_families()) {
-    if (family.asynchronous || family.replicas > 1) continue;
+    if (family.asynchronous || family.replicas > 1 || family.vocabulary_barriers > 0) continue;
     if (stop()) break;
     try {
       Schedule schedule = make_schedule(family, {.ranks = problem.num_ranks,

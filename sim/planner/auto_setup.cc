@@ -79,6 +79,7 @@ void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
       case OpKind::B: times.backward = time + recompute[slice]; break;
       case OpKind::I: times.input_gradient = time + recompute[slice]; break;
       case OpKind::W: times.weight_gradient = time; break;
+      default: break;  // its families have no vocabulary passes
     }
   }
   (fused ? problem.may_fuse : problem.may_split) = true;

@@ -263,7 +263,7 @@ class ListScheduler {
         ++stage.gradients;
         break;
       case OpKind::B: ++stage.gradients; break;
-      case OpKind::W: stage.weights.pop_front(); break;
+      default: stage.weights.pop_front(); break;
     }
     while (rank.oldest + 1 < table_.microbatches && rank.in_flight[rank.oldest].begun &&
            rank.in_flight[rank.oldest].held <= 0 && rank.in_flight[rank.oldest].to_come <= 0) {

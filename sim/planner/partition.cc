@@ -376,6 +376,7 @@ std::vector<StageLayers> regular_layers(const StageLayers& best) {
 Partition best_partition(const Scenario& scenario, const PartitionLimits& limits, const std::atomic<bool>* stop) {
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
   if (!scenario.cluster) throw InputError(scenario.source + ": /cluster: required (--cluster)");
+  refuse_vocabulary(placement_of(scenario), "their partition is not searched: --stage-layers sets it");
   Partition best = PartitionSearch(scenario, limits, stop).run();
   if (scenario.model->mtp_layers == 0) return best;
   // With multi-token prediction on the last stage, and on the stage before an only head.

@@ -40,8 +40,8 @@ MemoryChange change_of(const PlacedProblem& problem, OpKind kind, int stage, int
               bytes.gradients_to_weight_gradient + opens - closes - bytes.activations_to_input_gradient -
                   bytes.keys_values};
     case OpKind::W: return {0, -bytes.activations_to_weight_gradient - bytes.gradients_to_weight_gradient};
+    default: return {};
   }
-  return {};
 }
 
 void check_sizes(const PlacedProblem& problem) {
@@ -188,7 +188,7 @@ OpTable::OpTable(const PlacedProblem& problem)
             row.duration = (kind == OpKind::B ? times.backward : times.input_gradient).count();
             if (stage + 1 < stages) row.need = backwards + cell + units;
             break;
-          case OpKind::W: row.duration = times.weight_gradient.count(); break;
+          default: row.duration = times.weight_gradient.count();
         }
       }
     }
@@ -291,9 +291,8 @@ Prices price(const OpGraph& graph, const PlacedProblem& problem) {
       case OpKind::F: return times_of(v).forward;
       case OpKind::B: return times_of(v).backward;
       case OpKind::I: return times_of(v).input_gradient;
-      case OpKind::W: return times_of(v).weight_gradient;
+      default: return times_of(v).weight_gradient;
     }
-    return Duration{};
   };
   prices.lane_latency.assign(graph.lanes().size(), Duration{});
   for (const Vertex& vertex : graph.vertices()) {

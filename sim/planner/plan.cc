@@ -312,7 +312,7 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
     out.fewer_result = results_[to_size(index)];
     choose_dispatcher(base_, space_, out.fewer, out.fewer_result);
     if (any_number) recompute_less(base_, space_, out.fewer, out.fewer_result);
-    if (out.fewer.pp * out.fewer.chunks == 1) return;
+    if (out.fewer.pp * out.fewer.chunks == 1 || out.fewer.family->vocabulary_barriers > 0) return;
     Partition partition = regular_partition(scenario_of(base_, space_, out.fewer), kRefinement, stop);
     out.layered = out.fewer;
     out.layered.stage_layers = std::move(partition.layers);

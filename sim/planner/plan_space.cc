@@ -233,8 +233,16 @@ class Enumeration {
     return found->first != family;
   }
 
+  // Whether the output layer has more parameters than half of the layers of a rank: only then it makes the last rank
+  // much slower than the others.
+  bool large_vocabulary() const {
+    const double layers = static_cast<double>(layer_parameters_per_device(model_, 1)) * model_.layers / point_.pp;
+    return 2.0 * static_cast<double>(model_.vocab) * model_.hidden > layers;
+  }
+
   void with_family(const Family& family) {
     if (family.for_expert_parallelism && point_.ep == 1) return;
+    if (family.vocabulary_barriers > 0 && space_.families.empty() && !large_vocabulary()) return;
     point_.family = &family;
     std::vector<int> chunks = {family.fixed_chunks};
     if (family.fixed_chunks == 0) {

@@ -16,6 +16,7 @@ PROGRAM = pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy"
 sys.path.append(str(PROGRAM))
 import dualpipe  # noqa: E402
 import errors  # noqa: E402
+import vocabulary  # noqa: E402
 import zero_bubble  # noqa: E402
 import zero_bubble_schedule as zb  # noqa: E402
 
@@ -563,6 +564,19 @@ def test_times_of_a_model_without_profile_are_interpolated(tmp_path):
     assert found == pytest.approx([2 / (20 * one_f_one_b / zb_1p), 2 / (20 * zb_1p / one_f_one_b)], abs=1e-4)
 
 
+def test_vocabulary_passes_are_replayed(tmp_path):
+    header = ("method,schedule,layers,hidden,heads,ffn,vocab,seq,mbs,gbs,pp,tp,dp,last_stage_layers,iter_s,"
+              "peak_mem_MB_model,F_us_by_rank,B_us_by_rank,S_us_by_rank,T_us_by_rank,extra5_us_by_rank,"
+              "extra6_us_by_rank\n")
+    sizes = "8,1024,16,4096,32000,1024,1,3,1,1,1,8,0.0001,8000,10,20,5,3,2,1\n"
+    path = written(tmp_path / "runs.csv", header + "vocab-2,1f1b+vocab-2," + sizes + "vocab-3,1f1b," + sizes)
+    table = table_of(path)
+    # One rank is never idle: three microbatches of 10 + 20 + 5 + 3 + 2 + 1 us.
+    replay = [figure for figure in table["figures"] if figure["group"] == "replay of measured passes"]
+    assert [figure["predicted"] for figure in replay] == pytest.approx([123e-6])
+    assert "expected one of baseline" in table["skipped"][0]["reason"]
+
+
 @pytest.fixture
 def published():
     folder = os.environ.get("SLUICE_DATA") or pytest.skip("set SLUICE_DATA to the folder of published measurements")
@@ -581,6 +595,18 @@ def test_published_zero_bubble_tables(published):
     score = zero_bubble.score_zero_bubble_throughput(published("zerobubble_table4_throughput_memory"))
     assert not score.skipped and mean_error(of_group(score, "throughput, left one out")) < 0.006
     assert mean_error(of_group(score, "profiled models, left one out")) < 0.003
+
+
+def test_published_vocabulary_parallelism(published):
+    """Replays of measured passes are within 5 %, and rank the methods of every case as they were measured."""
+    score = vocabulary.score_vocabulary(published("vocabulary_parallelism"))
+    rows = of_group(score, "replay of measured passes")
+    assert rows and all(abs(row.error) < 0.05 for row in rows)
+    cases = {}
+    for row in rows:
+        cases.setdefault(row.setting.partition(", ")[2], []).append(row)
+    for case in cases.values():
+        assert sorted(case, key=lambda row: row.measured) == sorted(case, key=lambda row: row.predicted)
 
 
 def fitted_speed(parts, name):

@@ -41,7 +41,7 @@ double seconds_of(const Scenario& scenario, Schedule schedule) {
 
 TEST(ForwardOnly, EveryFamilyRunsItsForwardsInTheirOrder) {
   for (const Family& family : all_families()) {
-    if (family.asynchronous) continue;
+    if (family.asynchronous || family.vocabulary_barriers > 0) continue;
     SCOPED_TRACE(family.name);
     const FamilyParams params{
         .ranks = 4, .microbatches = family.name == "hanayo" ? 4 : 8, .shape = {.slice_lengths = {3, 2}}};

@@ -72,7 +72,7 @@ PartitionKey predicted_key(const Scenario& scenario, const std::vector<int>& lay
 Scenario random_scenario(std::mt19937& random) {
   const auto below = [&](unsigned count) { return static_cast<int>(random() % count); };
   const Family* family = nullptr;
-  while (family == nullptr || family->asynchronous)
+  while (family == nullptr || family->asynchronous || family->vocabulary_barriers > 0)
     family = &all_families()[to_size(below(static_cast<unsigned>(std::size(all_families()))))];
   const int chunks = family->fixed_chunks > 0 ? family->fixed_chunks : 2;
   const int pp = 2 + below(chunks > 1 ? 2 : 3);

@@ -161,7 +161,7 @@ TEST(Shortened, PredictsAsTheWholeRunDoes) {
     families += sum.proven > 0 ? 1 : 0;
     std::printf("%-20s %d of %d runs proven\n", std::string(family.name).c_str(), sum.proven, sum.runs);
   }
-  EXPECT_EQ(families, 18);  // all with a flush but gpipe, looped-bfs and terapipe (phases), and hanayo
+  EXPECT_EQ(families, 23);  // all with a flush but gpipe, looped-bfs and terapipe (phases), and hanayo
 }
 
 // What disturbs the steady state, or has no family, is simulated whole.

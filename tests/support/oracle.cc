@@ -14,9 +14,9 @@ class Ends {
   explicit Ends(const Schedule& schedule)
       : units_(schedule.total_microbatches() * schedule.max_slices()),
         slices_(schedule.max_slices()),
-        end_(static_cast<std::size_t>(4 * schedule.num_stages() * units_), kNotYet) {}
+        end_(static_cast<std::size_t>(6 * schedule.num_stages() * units_), kNotYet) {}
   std::int64_t& at(OpKind kind, int stage, int mb, int slice) {
-    const int kind_and_stage = static_cast<int>(kind) + 4 * stage;
+    const int kind_and_stage = static_cast<int>(kind) + 6 * stage;
     return end_[kind_and_stage * units_ + mb * slices_ + slice];
   }
   // The end of the input gradient, which a B computes too.
@@ -40,13 +40,28 @@ std::int64_t ready(const Schedule& schedule, Ends& ends, const Op& op, std::int6
     when = std::max(when, end + latency);
   };
   const auto hop_from = [&](int stage) { return schedule.rank_of(stage, m) == schedule.rank_of(s, m) ? 0 : hop; };
-  if (op.kind == OpKind::F) {
+  // Between the rank of the last stage and the others: one transfer to it, or, for what all need, two.
+  const int last = schedule.num_stages() - 1;
+  const auto all_passes = [&](OpKind kind, bool returned) {
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      const int of = schedule.stages_of(rank).front();
+      const std::int64_t there = rank == schedule.rank_of(last, m) ? 0 : hop;
+      need(ends.at(kind, of, m, 0), there + (returned ? hop_from(last) : 0));
+    }
+  };
+  if (op.kind == OpKind::S) {
+    need(ends.at(OpKind::F, last, m, i), hop_from(last));
+  } else if (op.kind == OpKind::T) {
+    all_passes(OpKind::S, true);
+  } else if (op.kind == OpKind::F) {
     if (s > 0) need(ends.at(OpKind::F, s - 1, m, i), hop_from(s - 1));
     if (i > 0) need(ends.at(OpKind::F, s, m, i - 1), 0);
   } else if (op.kind == OpKind::W) {
     need(ends.at(OpKind::I, s, m, i), 0);
   } else {
     need(ends.at(OpKind::F, s, m, i), 0);
+    if (s == last && schedule.vocabulary_barriers() == 1) all_passes(OpKind::S, false);
+    if (s == last && schedule.vocabulary_barriers() == 2) all_passes(OpKind::T, false);
     if (s + 1 < schedule.num_stages()) need(ends.gradient(s + 1, m, i), hop_from(s + 1));
     if (i + 1 < schedule.num_slices(m)) need(ends.gradient(s, m, i + 1), 0);
   }
@@ -56,7 +71,7 @@ std::int64_t ready(const Schedule& schedule, Ends& ends, const Op& op, std::int6
 }  // namespace
 
 OracleCosts uniform(std::int64_t f, std::int64_t b, std::int64_t w, std::int64_t hop) {
-  const std::array<std::int64_t, 4> cost = {f, b + w, b, w};
+  const std::array<std::int64_t, 6> cost = {f, b + w, b, w, f, f};
   return {.op = [cost](const Op& op) { return cost[static_cast<std::size_t>(op.kind)]; }, .joint = {}, .hop = hop};
 }
 

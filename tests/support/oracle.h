@@ -16,7 +16,7 @@ struct OracleCosts {
   std::int64_t hop = 0;
 };
 
-// The same times on all stages: `f` for an F, `b` for an I, `w` for a W, `b + w` for a B.
+// The same times on all stages: `f` for an F, `b` for an I, `w` for a W, `b + w` for a B, `f` for an S and a T.
 OracleCosts uniform(std::int64_t f, std::int64_t b, std::int64_t w, std::int64_t hop = 0);
 
 struct OracleTimes {

@@ -273,7 +273,8 @@ class Checker {
     if (of_process) return name == process_name(pid);
     if (tid < kFirstPeerTrack) return name == kNames[tid - 1];
     if (tid == kDispatchTrack) return name == "dispatch and combine";
-    return eat(name, tid % 2 == 0 ? "send to rank " : "recv from rank ") && eat_number(name) && name.empty();
+    return eat(name, tid % 2 == 0 ? "send to rank " : "recv from rank ") && eat_number(name) &&
+           (name.empty() || name == ", vocabulary");
   }
 
   void check_counter(const json& event, Process& process, const std::string& name) {
@@ -359,7 +360,7 @@ class Checker {
     const bool send = transfer && eat(rest, "send ");
     const bool recv = transfer && !send && eat(rest, "recv ");
     const bool named = !transfer || send || recv;
-    const bool op = eat_one_of(rest, transfer ? "FBI" : "FBIWR");
+    const bool op = eat_one_of(rest, transfer ? "FBIST" : "FBIWRST");
     const auto microbatch = eat_number(rest);
     std::optional<std::int64_t> partner;
     if (!transfer && eat(rest, "+") && eat_one_of(rest, "FBI")) partner = eat_number(rest);

@@ -54,7 +54,7 @@ TEST(RunCommand, ExpertsOfEveryFamilyGiveTheSameResultOverMpi) {
   int number = 0;
   int tried = 0;
   for (const Family& family : all_families()) {
-    if (family.asynchronous || (small_scope() && number++ % 7 != 4)) continue;
+    if (family.asynchronous || family.vocabulary_barriers > 0 || (small_scope() && number++ % 7 != 4)) continue;
     SCOPED_TRACE(family.name);
     ++tried;
     const std::string arguments =

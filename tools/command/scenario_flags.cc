@@ -301,6 +301,8 @@ void set_other(Json& document, const Setting& row, const std::string& text, cons
     if (!times.forward.empty()) cost["f"] = times.forward;
     if (!times.input_gradient.empty()) cost["b"] = times.input_gradient;
     if (!times.weight_gradient.empty()) cost["w"] = times.weight_gradient;
+    if (times.vocabulary) cost["s"] = *times.vocabulary;
+    if (times.vocabulary_gradient) cost["t"] = *times.vocabulary_gradient;
     if (times.joint) cost["fb"] = *times.joint;
     if (times.hop) cost["comm"] = *times.hop;
     document["cost"] = std::move(cost);

@@ -102,7 +102,7 @@ void check_further(const Schedule& schedule, const std::string& source, const Ch
     return;
   }
   if (own) out.push_back({.check = "communication", .detail = "each transfer has one send and one receive"});
-  check_mappings(schedule, options, out);
+  if (schedule.vocabulary_barriers() == 0) check_mappings(schedule, options, out);
 }
 
 std::vector<ScheduleCheck> check_schedule(const Scenario& scenario, const CheckOptions& options) {

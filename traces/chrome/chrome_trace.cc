@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kWarnAbove = 1'000'000;
 
-std::string_view op_letter(OpKind kind) { return std::string_view("FBIW").substr(static_cast<std::size_t>(kind), 1); }
+std::string_view op_letter(OpKind kind) { return kOpLetters.substr(static_cast<std::size_t>(kind), 1); }
 
 std::int64_t num_changes(const RankMemory& memory) {
   std::int64_t count = 0;

@@ -12,11 +12,20 @@
 #include "traces/rows/run_rows.h"
 
 namespace sluice::traces {
-// The track of a transfer depends only on its link and direction, so two flags per link record which tracks are in use.
+namespace {
+
+constexpr int kFirstPassTrack = 1 << 20;  // S and T between the ranks of a vocabulary, two per peer
+
+std::size_t use_of(OpKind op) { return of_vocabulary(op) ? 2 : op == OpKind::F ? 0 : 1; }
+
+}  // namespace
+
+// The track of a transfer depends only on its link, direction and purpose, so flags per link record which tracks are in
+// use.
 struct TraceTracks::Use {
   explicit Use(int num_ranks) : tracks(to_size(num_ranks)) {}
 
-  std::map<std::pair<int, int>, std::array<bool, 2>> links;  // (sender, receiver): activations, gradients
+  std::map<std::pair<int, int>, std::array<bool, 3>> links;  // (sender, receiver): activations, gradients, passes
   std::vector<std::set<int>> tracks;                         // by rank, excluding those of links
 };
 
@@ -45,7 +54,7 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
   for (const Vertex& vertex : graph.vertices()) {
     const Lane& lane = graph.lanes()[vertex.lane];
     switch (vertex.kind) {
-      case VertexKind::transfer: use.links[{lane.rank, lane.peer}][vertex.op == OpKind::F ? 0 : 1] = true; break;
+      case VertexKind::transfer: use.links[{lane.rank, lane.peer}][use_of(vertex.op)] = true; break;
       case VertexKind::collective:
         for (const int rank : graph.collective(vertex).ranks) use.tracks[rank].insert(kCollectiveTrack);
         break;
@@ -68,7 +77,7 @@ TraceTracks::TraceTracks(int num_ranks, std::span<const OpRow> rows)
   Use use(num_ranks_);
   for (const OpRow& row : rows) {
     switch (row.kind) {
-      case RowKind::transfer: use.links[{row.rank, row.peer}][row.op.kind == OpKind::F ? 0 : 1] = true; break;
+      case RowKind::transfer: use.links[{row.rank, row.peer}][use_of(row.op.kind)] = true; break;
       case RowKind::collective: use.tracks[row.rank].insert(kCollectiveTrack); break;
       case RowKind::optimizer: use.tracks[row.rank].insert(kOptimizerTrack); break;
       default: use.tracks[row.rank].insert(kComputeTrack);
@@ -97,8 +106,8 @@ void TraceTracks::name_tracks(Use& use) {
   find_far_peers(use);
   for (const auto& [link, carries] : use.links) {
     const Lane lane{.kind = LaneKind::link, .rank = link.first, .peer = link.second};
-    for (const OpKind op : {OpKind::F, OpKind::B}) {
-      if (!carries[op == OpKind::F ? 0 : 1]) continue;
+    for (const OpKind op : {OpKind::F, OpKind::B, OpKind::S}) {
+      if (!carries[use_of(op)]) continue;
       use.tracks[lane.rank].insert(send_track(lane, op));
       use.tracks[lane.peer].insert(recv_track(lane, op));
     }
@@ -110,6 +119,7 @@ void TraceTracks::name_tracks(Use& use) {
 }
 
 int TraceTracks::link_track(int rank, int peer, OpKind op, bool send) const {
+  if (of_vocabulary(op)) return kFirstPassTrack + 2 * peer + (send ? 0 : 1);
   const bool activation = op == OpKind::F;
   // With two ranks, next and previous are the same rank; the direction selects the track.
   const bool next = num_ranks_ == 2 ? activation == send : peer == (rank + 1) % num_ranks_;
@@ -132,7 +142,11 @@ std::string TraceTracks::track_name(int rank, int track) const {
     case kDispatchTrack: return "dispatch and combine";
     default: break;
   }
-  const int peer = far_peers_[rank][(track - kFirstPeerTrack) / 2];
+  const bool passes = track >= kFirstPassTrack;
+  const int peer = passes ? (track - kFirstPassTrack) / 2 : far_peers_[rank][(track - kFirstPeerTrack) / 2];
+  if (passes) {
+    return fmt::format("{} rank {}, vocabulary", track % 2 == 0 ? "send to" : "recv from", world_ranks_[peer]);
+  }
   return fmt::format("{} rank {}", track % 2 == 0 ? "send to" : "recv from", world_ranks_[peer]);
 }
 

@@ -59,6 +59,8 @@ const SwatchLook& look_of(Swatch swatch) {
        {'B', "backward", palette::kBackward, "hatch-b"},
        {'I', "input gradient", palette::kInputGradient, ""},
        {'W', "weight gradient", palette::kWeightGradient, "hatch-w"},
+       {'S', "output layer", palette::kVocabulary, ""},
+       {'T', "output layer, gradients", palette::kVocabularyGradient, ""},
        {'R', "recomputation", palette::kRecompute, "hatch-r"},
        {'O', "optimizer", palette::kOptimizer, ""},
        {' ', "idle", palette::kIdle, ""}}};

@@ -15,8 +15,18 @@
 namespace sluice::traces {
 
 // The kinds of rectangles in a figure, in the order of the legend and, from the bottom, of stacked columns.
-enum class Swatch : std::uint8_t { forward, backward, input_gradient, weight_gradient, recompute, optimizer, idle };
-inline constexpr int kNumSwatches = 7;
+enum class Swatch : std::uint8_t {
+  forward,
+  backward,
+  input_gradient,
+  weight_gradient,
+  vocabulary_s,
+  vocabulary_t,
+  recompute,
+  optimizer,
+  idle
+};
+inline constexpr int kNumSwatches = 9;
 struct SwatchLook {
   char letter = ' ';
   std::string_view name;

@@ -27,7 +27,7 @@ std::vector<HeldLevel> bytes_over_time(const RankMemory& memory) {
 using Change = std::pair<Duration, double>;
 
 void add_change(const Schedule& schedule, const Vertex& op, Duration start, Duration end, std::vector<Change>& out) {
-  if (op.op == OpKind::I) return;
+  if (op.op == OpKind::I || of_vocabulary(op.op)) return;
   const MicrobatchShape& shape = schedule.shape(op.microbatch);
   const double fraction = static_cast<double>(shape.slice_lengths[op.slice]) / static_cast<double>(shape.tokens()) *
                           schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());

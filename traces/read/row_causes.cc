@@ -31,6 +31,7 @@ std::optional<ScheduleParts> parts_of(const RunRows& run) {
   });
   ScheduleParts parts{.family = "custom", .num_ranks = run.num_ranks, .num_stages = 0, .num_microbatches = 0};
   std::int64_t forwards = 0;
+  bool passes = false;  // of the vocabulary, whose barriers rows do not name
   const auto each = [&](const auto& visit) {
     for (const OpRow* row : ops) {
       visit(*row, row->op);
@@ -41,8 +42,9 @@ std::optional<ScheduleParts> parts_of(const RunRows& run) {
     parts.num_stages = std::max(parts.num_stages, op.stage + 1);
     parts.num_microbatches = std::max(parts.num_microbatches, op.microbatch + 1);
     forwards += op.kind == OpKind::F ? 1 : 0;
+    passes |= of_vocabulary(op.kind);
   });
-  if (forwards < std::int64_t{parts.num_stages} * parts.num_microbatches) return std::nullopt;
+  if (passes || forwards < std::int64_t{parts.num_stages} * parts.num_microbatches) return std::nullopt;
 
   // Microbatches with a different number of slices have their own shape, those on different ranks their own route.
   std::vector<int> slices(to_size(parts.num_microbatches), 1);

@@ -25,7 +25,7 @@ struct NamedOp {
 std::optional<NamedOp> eat_op(std::string_view& text) {
   if (text.empty()) return std::nullopt;
   NamedOp op{.letter = text.front()};
-  const std::size_t kind = std::string_view("FBIW").find(op.letter);
+  const std::size_t kind = kOpLetters.find(op.letter);
   if (kind != std::string_view::npos) {
     op.kind = static_cast<OpKind>(kind);
   } else if (op.letter == 'R') {

@@ -2,6 +2,9 @@
 // Decodes the data of the runs. The format is specified in traces/report/report_data.h.
 
 const kLetters = ['F', 'B', 'I', 'W'];
+const kPasses = 20;  // kinds S and T, drawn as forwards and weight gradients, and from 22 on their transfers
+const letterOf = (kind) => kind >= kPasses ? 'ST'[kind & 1] : kLetters[kind & 3];
+const isTransfer = (kind) => kind >= kPasses + 2 || (kind >= 12 && kind < 16);
 const kCollective = 16;
 const kOptimizer = 17;
 const kCommunication = 5;  // index in kClasses
@@ -21,6 +24,7 @@ const kClasses = [
 
 function classOf(kind) {
   if (kind < 8) return kind & 3;
+  if (kind >= kPasses) return isTransfer(kind) ? kCommunication : kind === kPasses ? 0 : 3;
   if (kind < 12) return 4;
   if (isPart(kind)) return 7 + kind - kDispatch;
   return kind === kOptimizer ? 6 : kCommunication;
@@ -132,9 +136,9 @@ function decodeRun(header, buffer, name) {
   for (const row of header.lanes) {
     const last = first + row.ops;
     unrollTimes(start, duration, ops.end, first, last);
-    const lastMicrobatch = new Int32Array(18);
-    const lastNeed = new Int32Array(18);
-    const lastSlack = new Float64Array(18);
+    const lastMicrobatch = new Int32Array(24);
+    const lastNeed = new Int32Array(24);
+    const lastSlack = new Float64Array(24);
     for (let i = first; i < last; ++i) {
       const k = kind[i];
       microbatch[i] = lastMicrobatch[k] += microbatch[i];

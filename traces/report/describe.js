@@ -12,7 +12,8 @@ function labelOf(run, i) {
   if (kind === kOptimizer) return 'O' + run.microbatch[i];
   const slice = (s) => run.sliced ? '.' + s : '';
   const op = (letter) => letter + run.microbatch[i] + slice(run.slice[i]);
-  if (kind >= 12) return 'send ' + op(kLetters[kind & 3]);
+  if (isTransfer(kind)) return 'send ' + op(letterOf(kind));
+  if (kind >= kPasses) return op(letterOf(kind));
   if (kind >= 8) return op('R');
   if (kind < 4) return op(kLetters[kind]);
   const p = run.partnerOf[i];
@@ -112,7 +113,7 @@ function describeOp(run, i) {
     pairs.push(['memory', `${bytesText(held)} on rank ${lane.rank} at its start`]);
   }
   const c = classOf(kind);
-  const what = kind === kCollective ? 'collective' : kind >= 12 && kind < 16 ? 'transfer' :
+  const what = kind === kCollective ? 'collective' : isTransfer(kind) ? 'transfer' :
     kind >= 4 && kind < 8 ? 'joint block' : kClasses[c].name;
   const label = labelOf(run, i);
   return {title: label.length > 9 ? label : `${label}, ${what}`, pairs, sentences: [waitText(run, i)]};
@@ -177,7 +178,7 @@ function searched(run, terms) {
   const found = [];
   const sends = terms.some(({key}) => key === 'send' || key === 'transfer');
   const opIs = (kind, microbatch, slice, term) => {
-    const letter = kind === kOptimizer ? 'O' : kind === kCollective ? 'C' : kind >= 8 && kind < 12 ? 'R' : kLetters[kind & 3];
+    const letter = kind === kOptimizer ? 'O' : kind === kCollective ? 'C' : kind >= 8 && kind < 12 ? 'R' : letterOf(kind);
     return letter === term.letter && (!term.microbatch || Number(term.microbatch) === microbatch) &&
       (!term.slice || Number(term.slice) === slice);
   };
@@ -185,7 +186,7 @@ function searched(run, terms) {
     const chunks = run.chunkOf[lane.rank];
     for (let i = lane.first; i < lane.last; ++i) {
       const kind = run.kind[i];
-      const transfer = kind >= 12 && kind < 16;
+      const transfer = isTransfer(kind);
       const p = kind >= 4 && kind < 8 ? run.partnerOf[i] : -1;
       const {partner} = run;
       const either = (column, partners, value) => column[i] === value || (p >= 0 && partners[p] === value);

@@ -4,7 +4,7 @@
 const kDispatch = 18;  // kinds of parts
 const kCombine = 19;
 
-const isPart = (kind) => kind >= kDispatch;
+const isPart = (kind) => kind >= kDispatch && kind < kPasses;
 
 // Appends the parts within the ops of all compute lanes to `ops` (arrays by op), and their lanes to `lanes`. Returns what only
 // parts have; `first` is the index of the first part.

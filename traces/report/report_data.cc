@@ -18,10 +18,12 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kCollectiveKind = 16;
 constexpr int kOptimizerKind = 17;
-constexpr int kNumKinds = 18;
+constexpr int kPassKind = 20;  // 18 and 19 are parts of layers
+constexpr int kNumKinds = 24;
 
 int kind_code(const Vertex& vertex) {
   const int op = static_cast<int>(vertex.op);
+  if (of_vocabulary(vertex.op)) return kPassKind + op - 4 + (vertex.kind == VertexKind::transfer ? 2 : 0);
   switch (vertex.kind) {
     case VertexKind::compute: return op;
     case VertexKind::joint: return 4 + op;

@@ -19,7 +19,7 @@ inline constexpr std::int64_t kMaxReportSamples = 2'000'000;
 // Ops, lane by lane in time order, a collective on each lane that it occupies:
 //   gap, duration   ns; the gap is from the end of the previous op on the lane, or from 0
 //   kind            0 to 3: F, B, I, W; + 4 for a joint block; + 8 for its recomputation; + 12 for its transfer;
-//                   16 collective; 17 optimizer step
+//                   16 collective; 17 optimizer step; 20, 21: S, T; 22, 23: their transfers
 //   stage, slice    as in Vertex; a collective's stage is an index into the header's `collectives`
 //   microbatch*     or step
 //   need*           index of the dependency that ended last (LastNeed), -1 for none

@@ -47,6 +47,7 @@ RowIdentity identity_of(const OpRow& row) {
     default: break;
   }
   if (row.kind == RowKind::collective || row.kind == RowKind::optimizer) identity.rank = row.rank;
+  if (row.kind == RowKind::transfer) identity.rank = row.peer;  // one result may be sent to several ranks
   return identity;
 }
 

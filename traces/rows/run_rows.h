@@ -16,10 +16,10 @@
 
 namespace sluice::traces {
 
-enum class RowKind : std::uint8_t { F, B, I, W, joint, recompute, transfer, collective, optimizer };
-inline constexpr int kNumRowKinds = 9;
+enum class RowKind : std::uint8_t { F, B, I, W, S, T, joint, recompute, transfer, collective, optimizer };
+inline constexpr int kNumRowKinds = 11;
 inline constexpr std::array<std::string_view, kNumRowKinds> kRowKindNames = {
-    "F", "B", "I", "W", "F+B", "recompute", "transfer", "collective", "optimizer"};
+    "F", "B", "I", "W", "S", "T", "F+B", "recompute", "transfer", "collective", "optimizer"};
 
 // Whether rows of this kind occupy their rank's compute lane; the others run concurrently.
 constexpr bool occupies_rank(RowKind kind) { return kind != RowKind::transfer && kind != RowKind::collective; }

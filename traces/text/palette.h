@@ -18,6 +18,8 @@ inline constexpr Rgb kForward{0x33, 0x22, 0x88};
 inline constexpr Rgb kBackward{0xD5, 0x5E, 0x00};
 inline constexpr Rgb kInputGradient{0xFF, 0xD2, 0x3F};
 inline constexpr Rgb kWeightGradient{0x00, 0x73, 0x5C};
+inline constexpr Rgb kVocabulary{0x44, 0x77, 0xAA};
+inline constexpr Rgb kVocabularyGradient{0xEE, 0x99, 0xAA};
 inline constexpr Rgb kRecompute{0x66, 0xCC, 0xEE};
 inline constexpr Rgb kCommunication{0x9B, 0x59, 0xB6};
 inline constexpr Rgb kDispatch = kCommunication;
@@ -32,6 +34,8 @@ constexpr Rgb colour_of(OpKind kind) {
     case OpKind::B: return palette::kBackward;
     case OpKind::I: return palette::kInputGradient;
     case OpKind::W: return palette::kWeightGradient;
+    case OpKind::S: return palette::kVocabulary;
+    case OpKind::T: return palette::kVocabularyGradient;
   }
   return palette::kIdle;
 }

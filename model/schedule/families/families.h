@@ -2,7 +2,8 @@
 
 #include "model/schedule/family.h"
 
-// One function for each family, each in the file of its name. The registry calls them; nothing else does.
+// One function for each family, each in the file of its name, or of what they have in common. The registry calls them;
+// nothing else does.
 namespace sluice::model::families {
 
 Family gpipe();
@@ -29,5 +30,10 @@ Family chimera();
 Family hanayo();
 Family pipedream();
 Family pipedream_2bw();
+Family vocabulary_1();
+Family vocabulary_2();
+Family interlaced();
+Family v_half_vocabulary_1();
+Family v_half_vocabulary_2();
 
 }  // namespace sluice::model::families

@@ -16,18 +16,35 @@ constexpr int kDefaultBatches = 4;
 
 const std::vector<Family>& registry() {
   static const std::vector<Family> rows = {
-      families::gpipe(),         families::one_f_one_b(),
-      families::eager_1f1b(),    families::interleaved_1f1b(),
-      families::combined_1f1b(), families::looped_bfs(),
-      families::terapipe(),      families::seq1f1b(),
-      families::eager_seq1f1b(), families::seq1f1b_interleaved(),
-      families::zb_h1(),         families::zb_h2(),
-      families::seq1f1b_zb1p(),  families::seq1f1b_zb2p(),
-      families::zb_v(),          families::v_half(),
-      families::v_min(),         families::interleaved_zb(),
-      families::dualpipe(),      families::dualpipe_v(),
-      families::chimera(),       families::hanayo(),
-      families::pipedream(),     families::pipedream_2bw(),
+      families::gpipe(),
+      families::one_f_one_b(),
+      families::eager_1f1b(),
+      families::interleaved_1f1b(),
+      families::combined_1f1b(),
+      families::looped_bfs(),
+      families::terapipe(),
+      families::seq1f1b(),
+      families::eager_seq1f1b(),
+      families::seq1f1b_interleaved(),
+      families::zb_h1(),
+      families::zb_h2(),
+      families::seq1f1b_zb1p(),
+      families::seq1f1b_zb2p(),
+      families::zb_v(),
+      families::v_half(),
+      families::v_min(),
+      families::interleaved_zb(),
+      families::dualpipe(),
+      families::dualpipe_v(),
+      families::chimera(),
+      families::hanayo(),
+      families::pipedream(),
+      families::pipedream_2bw(),
+      families::vocabulary_1(),
+      families::vocabulary_2(),
+      families::v_half_vocabulary_1(),
+      families::v_half_vocabulary_2(),
+      families::interlaced(),
   };
   return rows;
 }
@@ -116,8 +133,9 @@ double num_ops(const Family& family, const FamilyParams& params) {
                      : family.fixed_chunks != 0 ? family.fixed_chunks
                                                 : family.default_chunks;
   const int batches = params.batches != 0 ? params.batches : family.asynchronous ? kDefaultBatches : 1;
-  return static_cast<double>(params.ranks) * chunks * params.microbatches * batches * params.slices() *
-         (family.split_backward ? 3 : 2);
+  const int passes = family.vocabulary_barriers > 0 ? 2 : 0;  // per rank
+  return static_cast<double>(params.ranks) * params.microbatches * batches * params.slices() *
+         (chunks * (family.split_backward ? 3 : 2) + passes);
 }
 
 Schedule make_schedule(const Family& family, FamilyParams params) {

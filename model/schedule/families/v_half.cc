@@ -30,4 +30,30 @@ Family v_half() {
       .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, v_half_block); }};
 }
 
+Family v_half_vocabulary_1() {
+  return {.name = "v-half-vocab-1",
+          .aliases = {"vhalf-vocab-1"},
+          .summary = "v-half with embedding and output layer split over all ranks, two barriers",
+          .source = "Yeung et al. 2024, arXiv:2411.05288",
+          .fixed_chunks = 2,
+          .split_backward = true,
+          .vocabulary_barriers = 2,
+          .make = [](const FamilyParams& params) {
+            return orders::repeated_block(v_half_vocabulary_1(), params, v_half_block);
+          }};
+}
+
+Family v_half_vocabulary_2() {
+  return {.name = "v-half-vocab-2",
+          .aliases = {"vhalf-vocab-2"},
+          .summary = "the same with one barrier, and more work in S",
+          .source = "Yeung et al. 2024, arXiv:2411.05288",
+          .fixed_chunks = 2,
+          .split_backward = true,
+          .vocabulary_barriers = 1,
+          .make = [](const FamilyParams& params) {
+            return orders::repeated_block(v_half_vocabulary_2(), params, v_half_block);
+          }};
+}
+
 }  // namespace sluice::model::families

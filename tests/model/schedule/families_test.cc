@@ -35,6 +35,8 @@ void expect_complete(const Schedule& schedule) {
         EXPECT_TRUE(has('F') && has('B') != has('I') && has('W') == has('I'))
             << "stage " << stage << ", mb " << mb << ", slice " << slice;
         expected += has('B') ? 2 : 3;
+        EXPECT_TRUE(!schedule.has_vocabulary(stage) || (has('S') && has('T')));
+        expected += schedule.has_vocabulary(stage) ? 2 : 0;
       }
     }
   }

@@ -27,10 +27,10 @@ class RandomFootprint : public Footprint {
   SliceBytes slice(int stage, const MicrobatchShape&, int slice) const override {
     std::mt19937 random(seed_ + 1000U * static_cast<std::uint32_t>(stage) + 7U * static_cast<std::uint32_t>(slice + 1));
     SliceBytes bytes;
-    for (std::int64_t* field :
-         {&bytes.activations_to_input_gradient, &bytes.activations_to_weight_gradient,
-          &bytes.gradients_to_weight_gradient, &bytes.keys_values, &bytes.keys_values_gradient,
-          &bytes.forward_workspace, &bytes.backward_workspace, &bytes.transfer_forward, &bytes.transfer_backward}) {
+    for (std::int64_t* field : {&bytes.activations_to_input_gradient, &bytes.activations_to_weight_gradient,
+                                &bytes.gradients_to_weight_gradient, &bytes.keys_values, &bytes.keys_values_gradient,
+                                &bytes.forward_workspace, &bytes.backward_workspace, &bytes.transfer_forward,
+                                &bytes.transfer_backward, &bytes.vocabulary}) {
       *field = draw(random);
     }
     return bytes;
@@ -43,7 +43,7 @@ class RandomFootprint : public Footprint {
     for (std::int64_t SliceBytes::*field :
          {&SliceBytes::activations_to_input_gradient, &SliceBytes::activations_to_weight_gradient,
           &SliceBytes::gradients_to_weight_gradient, &SliceBytes::keys_values, &SliceBytes::keys_values_gradient,
-          &SliceBytes::forward_workspace, &SliceBytes::backward_workspace}) {
+          &SliceBytes::forward_workspace, &SliceBytes::backward_workspace, &SliceBytes::vocabulary}) {
       out.push_back({field, "a", "x", 3, whole.*field / 3});
       out.push_back({field, "b", "y", 1, whole.*field % 3});
     }
@@ -70,6 +70,14 @@ std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, i
     const SliceBytes& bytes = graph.slice_bytes(op.stage, op.microbatch, op.slice);
     const auto at_start = [&](std::int64_t b) { changes.push_back({timeline.start[v], v, 2, b}); };
     const auto at_end = [&](std::int64_t b) { changes.push_back({timeline.end[v], v, 0, b}); };
+    if (op.op == OpKind::S) {
+      const int last = schedule.num_stages() - 1;
+      const bool sent = schedule.rank_of(last, op.microbatch) != rank;
+      if (sent) at_start(-graph.slice_bytes(last, op.microbatch, op.slice).transfer_forward);
+      at_start(bytes.vocabulary);
+    }
+    if (op.op == OpKind::T) at_end(-bytes.vocabulary);
+    if (op.op == OpKind::S || op.op == OpKind::T) return;
     const int from = op.stage + (op.op == OpKind::F ? -1 : 1);
     if (op.op != OpKind::W && from >= 0 && from < schedule.num_stages() &&
         schedule.rank_of(from, op.microbatch) != schedule.rank_of(op.stage, op.microbatch)) {
@@ -99,7 +107,8 @@ std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, i
     const Vertex& vertex = graph[v];
     const Lane& lane = graph.lanes()[vertex.lane];
     if (vertex.kind == VertexKind::transfer && lane.peer == rank) {
-      changes.push_back({timeline.start[v], v, 1, graph.transfer_bytes(vertex)});
+      const bool in_place = vertex.op == OpKind::S || vertex.op == OpKind::T;  // reductions
+      changes.push_back({timeline.start[v], v, 1, in_place ? 0 : graph.transfer_bytes(vertex)});
     }
     if (lane.rank != rank || (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint)) continue;
     op_changes(vertex, v);

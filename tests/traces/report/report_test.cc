@@ -139,7 +139,7 @@ void expect_ops(const ReportInput& drawn, const ReportColumns& data, const Lanes
     EXPECT_EQ(data.header.at("lanes").at(l).at("ops"), lanes[l].size());
     EXPECT_EQ(data.header.at("lanes").at(l).at("rank"), graph.lanes()[l].rank);
     std::int64_t free = 0;
-    std::array<std::array<std::int64_t, 3>, 18> last{};
+    std::array<std::array<std::int64_t, 3>, 24> last{};
     for (const VertexId v : lanes[l]) {
       const Vertex& vertex = graph[v];
       const std::int64_t start = free + data["gap"][i];
@@ -149,8 +149,10 @@ void expect_ops(const ReportInput& drawn, const ReportColumns& data, const Lanes
       const auto kind = static_cast<std::size_t>(data["kind"][i]);
       constexpr std::array<std::size_t, 6> kFirstKind = {0, 4, 8, 12, 16, 17};  // by VertexKind
       const bool has_op = vertex.kind != VertexKind::collective && vertex.kind != VertexKind::optimizer;
-      ASSERT_EQ(kind,
-                kFirstKind[static_cast<std::size_t>(vertex.kind)] + (has_op ? static_cast<std::size_t>(vertex.op) : 0));
+      const std::size_t first = vertex.op < OpKind::S ? kFirstKind[static_cast<std::size_t>(vertex.kind)]
+                                : vertex.kind == VertexKind::transfer ? 18
+                                                                      : 16;  // S is op 4
+      ASSERT_EQ(kind, first + (has_op ? static_cast<std::size_t>(vertex.op) : 0));
       auto& [microbatch, need, left] = last[kind];
       microbatch += data["microbatch"][i];
       need += data["need"][i];
