@@ -34,14 +34,14 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 UniformTimes parse_uniform(std::string_view text) {
   UniformTimes times{.forward = {}, .input_gradient = {}, .weight_gradient = {}};
-  static const std::vector<std::string> kKeys = {"f", "b", "w", "fb", "comm"};
+  static const std::vector<std::string> kKeys = {"f", "b", "w", "fb", "comm", "copy"};
   std::vector<std::string> seen;
   for (const std::string_view part : split(text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string key(part.substr(0, equals));
     if (equals == std::string_view::npos || std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
-      throw InputError(
-          fmt::format("--uniform: expected f=, b=, w=, fb= or comm=, got '{}'{}", part, did_you_mean(key, kKeys)));
+      throw InputError(fmt::format("--uniform: expected f=, b=, w=, fb=, comm= or copy=, got '{}'{}", part,
+                                   did_you_mean(key, kKeys)));
     }
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
       throw InputError(fmt::format("--uniform: {} is given twice", key));
@@ -50,7 +50,7 @@ UniformTimes parse_uniform(std::string_view text) {
     std::vector<double> values;
     for (const std::string_view value : split(part.substr(equals + 1), ':'))
       values.push_back(parse_seconds(value, key));
-    if ((key == "fb" || key == "comm") && values.size() > 1) {
+    if ((key == "fb" || key == "comm" || key == "copy") && values.size() > 1) {
       throw InputError(fmt::format("--uniform: {} takes one value, got {}", key, values.size()));
     }
     if (key == "f") times.forward = values;
@@ -58,6 +58,7 @@ UniformTimes parse_uniform(std::string_view text) {
     if (key == "w") times.weight_gradient = values;
     if (key == "fb") times.joint = values[0];
     if (key == "comm") times.hop = values[0];
+    if (key == "copy") times.copy = values[0];
   }
   return times;
 }

@@ -24,8 +24,10 @@ struct UniformTimes {
   std::vector<double> forward = {1};
   std::vector<double> input_gradient = {1};
   std::vector<double> weight_gradient = {1};
-  std::optional<double> joint;        // an F and a B as one block; by default their sum
-  std::optional<double> hop;          // latency between two ranks; by default 0
+  std::optional<double> joint;  // an F and a B as one block; by default their sum
+  std::optional<double> hop;    // latency between two ranks; by default 0
+  // A copy of what a microbatch stores in 1/num_ranks of the layers to the host, or back.
+  std::optional<double> copy;
   std::vector<double> stage_weights;  // relative work of each stage; empty: all 1
   // Instead of all above but `hop`: the times of each stage, as measured. If the schedule has a multiple of this number
   // of stages, an entry is divided evenly over the stages that hold its layers.
@@ -33,7 +35,7 @@ struct UniformTimes {
   double optimizer = 0;  // of each stage, at the end
 };
 
-// Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); the times of missing parts are not given. Throws
+// Parses "f=1,b=1,w=1,fb=..,comm=..,copy=.." (lists as "f=4:5:6:7"); the times of missing parts are not given. Throws
 // InputError naming the part.
 UniformTimes parse_uniform(std::string_view text);
 
@@ -54,6 +56,9 @@ class UniformCost : public CostModel {
                  int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
   double optimizer_s(int /*stage*/) const override { return times_.optimizer; }
+  double host_copy_s(int stage, const MicrobatchShape& shape, int slice, std::int64_t /*bytes*/) const override {
+    return scaled({times_.copy.value_or(0)}, stage, shape, slice);
+  }
 
  private:
   double measured(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const;

@@ -14,6 +14,7 @@
 #include "model/graph/host_program.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/input/numbers.h"
 #include "model/scenario/pipeline_layout.h"
 #include "model/scenario/setting_rules.h"
 #include "model/scenario/settings.h"
@@ -150,6 +151,7 @@ class Reading {
       object.at("gradient_copy").fail("requires gradient_bytes 4");
     }
     read_offload(object);
+    read_activation_offload(object);
     check_precision(object);
     read_recompute_modules(object);
     if (training.recompute_layers > 0 && training.recompute != Training::Recompute::full) {
@@ -264,6 +266,23 @@ class Reading {
     }
     training.optimizer_offload = fraction;
     training.overlap_optimizer_offload = overlapped;
+  }
+
+  void read_activation_offload(JsonReader& object) {
+    if (object.has("offload_modules")) {
+      if (!object.has("offload_activations")) object.at("offload_modules").fail("requires offload_activations");
+      for (const JsonReader& name : object.at("offload_modules").elements()) {
+        scenario_.training.offload_modules.push_back(name.string());
+      }
+    }
+    if (!object.has("offload_activations")) return;
+    const JsonReader value = object.at("offload_activations");
+    double& offload = scenario_.training.activation_offload;
+    offload = Training::kAutomaticOffload;
+    if (value.string() == "auto") return;
+    if (!parse_number(value.string(), offload) || !(offload >= 0 && offload <= 1)) {
+      value.fail("expected auto or a fraction from 0 to 1");
+    }
   }
 
   void check_precision(JsonReader& object) {
@@ -610,6 +629,8 @@ class Reading {
     cost.allow("fb");
     if (cost.has("comm")) uniform.hop = cost.number("comm", 0, 1e8);
     cost.allow("comm");
+    if (cost.has("copy")) uniform.copy = cost.number("copy", 0, 1e8);
+    cost.allow("copy");
     if (cost.has("stage_weights")) times("stage_weights", uniform.stage_weights);
     cost.allow("stage_weights");
     if (cost.has("stages")) read_stages(cost);

@@ -50,6 +50,7 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
         for (const int rank : graph.collective(vertex).ranks) use.tracks[rank].insert(kCollectiveTrack);
         break;
       case VertexKind::optimizer: use.tracks[lane.rank].insert(kOptimizerTrack); break;
+      case VertexKind::offload: use.tracks[lane.rank].insert(copy_track(vertex.op)); break;
       default: use.tracks[lane.rank].insert(kComputeTrack);
     }
   }
@@ -71,6 +72,7 @@ TraceTracks::TraceTracks(int num_ranks, std::span<const OpRow> rows)
       case RowKind::transfer: use.links[{row.rank, row.peer}][row.op.kind == OpKind::F ? 0 : 1] = true; break;
       case RowKind::collective: use.tracks[row.rank].insert(kCollectiveTrack); break;
       case RowKind::optimizer: use.tracks[row.rank].insert(kOptimizerTrack); break;
+      case RowKind::offload: use.tracks[row.rank].insert(copy_track(row.op.kind)); break;
       default: use.tracks[row.rank].insert(kComputeTrack);
     }
   }
@@ -130,6 +132,8 @@ std::string TraceTracks::track_name(int rank, int track) const {
     case kCollectiveTrack: return "collective";
     case kOptimizerTrack: return "optimizer";
     case kDispatchTrack: return "dispatch and combine";
+    case kOffloadTrack: return "to host";
+    case kReloadTrack: return "from host";
     default: break;
   }
   const int peer = far_peers_[rank][(track - kFirstPeerTrack) / 2];
