@@ -16,6 +16,7 @@
 #include "import/megatron_values.h"
 #include "model/errors.h"
 #include "model/scenario/pipeline_layout.h"
+#include "model/scenario/settings.h"
 
 namespace sluice::imports {
 namespace {
@@ -54,6 +55,7 @@ class MegatronImport : MegatronValues {
     read_ranks();
     read_batch();
     read_recompute();
+    read_offload();
     read_deepspeed();
     read_fsdp();
     read_kernels();
@@ -439,6 +441,14 @@ class MegatronImport : MegatronValues {
     } else {
       set("/batch/microbatches", 1);  // the default is the micro-batch size times the data-parallel size
     }
+  }
+
+  void read_offload() {
+    if (!has("fine-grained-activation-offloading")) return;
+    set("/parallelism/offload_activations", "1");
+    if (!has("offload-modules")) return;
+    set("/parallelism/offload_modules",
+        modules("offload-modules", model::split_words(find_setting("/parallelism/offload_modules")->words)));
   }
 
   void read_recompute() {

@@ -219,6 +219,12 @@ std::string megatron_arguments(const Scenario& scenario) {
     out.add("--overlap-cpu-optimizer-d2h-h2d", training.overlap_optimizer_offload);
     out.add("--use-precision-aware-optimizer", true);  // which it requires
   }
+  if (training.activation_offload == 1) {
+    out.add("--fine-grained-activation-offloading", true);
+    if (!training.offload_modules.empty()) {
+      out.add("--offload-modules", fmt::format("{}", fmt::join(training.offload_modules, " ")));
+    }
+  }
   out.add("--moe-grouped-gemm", scenario.model->has_experts() && training.grouped_experts);
   out.add("--use-transformer-engine-op-fuser", training.fused_grouped_mlp);
   add_graphs(training, out);

@@ -43,6 +43,8 @@ constexpr MegatronKey kOtherArguments[] = {
     {"recompute-method", text},
     {"recompute-num-layers", whole},
     {"recompute-modules", words},
+    {"fine-grained-activation-offloading", flag},
+    {"offload-modules", words},
     {"moe-grouped-gemm", flag},
     {"no-bias-swiglu-fusion", flag},
     {"num-distributed-optimizer-instances", whole},
@@ -133,8 +135,7 @@ constexpr std::string_view kNotModeled =
     // Precision.
     "fp8-hybrid fp8-e4m3 fp4-param-gather fp32-residual-connection fp16-lm-cross-entropy first-last-layers-bf16 "
     // Memory.
-    "cpu-offloading* fine-grained-activation-offloading offload-modules distribute-saved-activations "
-    "moe-layer-recompute "
+    "cpu-offloading* distribute-saved-activations moe-layer-recompute "
     // Kernels.
     "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion deterministic-mode "
     "use-te-activation-func use-fused-weighted-squared-relu window-size window-attn-skip-freq "

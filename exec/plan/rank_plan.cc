@@ -103,6 +103,7 @@ class RankPlanner {
           plan_.receives.push_back({v, transfers_.sender(v), kNone, graph_.transfer_bytes(vertex)});
         }
         return;
+      case VertexKind::offload: return;  // runs have none
       case VertexKind::collective: return add_collective(v);
     }
   }

@@ -207,6 +207,7 @@ bool FaultPlan::matches(const Fault& fault, VertexId v) const {
              agrees(fault.stage, collective.stage);
     }
     case VertexKind::recompute:
+    case VertexKind::offload:
     case VertexKind::transfer: return false;
   }
   return false;

@@ -47,6 +47,7 @@ std::string name_of(const RecordedVertex& vertex, bool sliced) {
     case VertexKind::recompute: return "recompute for " + op;
     case VertexKind::transfer: return fmt::format("send {} {}->{}", op, vertex.from, vertex.to);
     case VertexKind::optimizer: return fmt::format("optimizer(stage {}, step {})", vertex.stage, vertex.microbatch);
+    case VertexKind::offload: break;  // runs have none
     case VertexKind::collective: {
       const std::string_view kind = model::name_of(static_cast<CollectiveKind>(vertex.collective));
       return vertex.stage < 0 ? fmt::format("{}(step {})", kind, vertex.microbatch)

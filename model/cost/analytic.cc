@@ -93,6 +93,12 @@ AnalyticCost::AnalyticCost(Model model, const Training& training, std::vector<St
                     "file (docs/formats.md, Cluster files)",
                     cluster_.name));
   }
+  if (training_.activation_offload != 0 && cluster_.host_link_bytes_per_s == 0) {
+    throw InputError(
+        fmt::format("/parallelism/offload_activations: {} has no host_link_bytes_per_s: specify it in a "
+                    "node file (docs/formats.md, Cluster files)",
+                    cluster_.name));
+  }
   if (keeps_layers()) kept_ = std::make_shared<KeptTimes>();
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));

@@ -64,6 +64,10 @@ class AnalyticCost : public CostModel {
   // The first stage with the same contents.
   int alike(int stage) const override { return alike_[stage]; }
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
+  double host_copy_s(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/,
+                     std::int64_t bytes) const override {
+    return static_cast<double>(bytes) / cluster_.host_link_bytes_per_s;
+  }
   // As specified by the cluster file. The all-gather after a transfer occupies its lane, but no shared resource.
   LinkSharing sharing(std::span<const LinkEnds> links) const override;
   double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;

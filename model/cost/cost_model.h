@@ -57,6 +57,12 @@ class CostModel {
   // `bytes` from pipeline rank `from` to pipeline rank `to`. The latency does not depend on the bytes.
   virtual TransferTime transfer(int from, int to, std::int64_t bytes) const = 0;
 
+  // `bytes` that the forward of a slice stores, to the memory of the host or back.
+  virtual double host_copy_s(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/,
+                             std::int64_t /*bytes*/) const {
+    return 0;
+  }
+
   // Returns the resources that `links` share, one entry per link, or an empty result. `transfer` is the time of a
   // transfer without contention.
   virtual LinkSharing sharing(std::span<const LinkEnds> /*links*/) const { return {}; }

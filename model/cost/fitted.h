@@ -44,6 +44,9 @@ class FittedCost : public CostModel {
   LinkSharing sharing(std::span<const LinkEnds> links) const override;
   double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;
   double optimizer_s(int stage) const override;
+  double host_copy_s(int stage, const MicrobatchShape& shape, int slice, std::int64_t bytes) const override {
+    return rest_->host_copy_s(stage, shape, slice, bytes);
+  }
 
   const CostTable& table() const { return table_; }
 

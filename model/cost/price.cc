@@ -10,6 +10,7 @@
 #include "model/cost/op_classes.h"
 #include "model/errors.h"
 #include "model/graph/links.h"
+#include "model/graph/offload.h"
 
 namespace sluice::model {
 namespace {
@@ -83,6 +84,12 @@ class Pricing {
         return cost_.collective_s(collective.kind, collective.stage, collective.bytes);
       }
       case VertexKind::optimizer: return cost_.optimizer_s(vertex.stage);
+      case VertexKind::offload: {
+        const MicrobatchShape& shape = schedule_.shape(vertex.microbatch);
+        const SliceBytes& bytes = graph_.slice_bytes(vertex.stage, vertex.microbatch, vertex.slice);
+        return cost_.host_copy_s(vertex.stage, shape, vertex.slice, stored_bytes(bytes, shape.num_slices()).sum()) *
+               vertex.extra / kOffloadUnit;
+      }
     }
     return 0;
   }
@@ -103,7 +110,8 @@ class Pricing {
         break;
       }
       case VertexKind::collective:
-      case VertexKind::optimizer: return rounded(seconds(v), v);
+      case VertexKind::optimizer:
+      case VertexKind::offload: return rounded(seconds(v), v);
     }
     if (*known == kUnpriced) *known = rounded(seconds(v), v);
     return *known;

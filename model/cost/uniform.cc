@@ -34,13 +34,13 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 UniformTimes parse_uniform(std::string_view text) {
   UniformTimes times{.forward = {}, .input_gradient = {}, .weight_gradient = {}};
-  static const std::vector<std::string> kKeys = {"f", "b", "w", "s", "t", "fb", "comm"};
+  static const std::vector<std::string> kKeys = {"f", "b", "w", "s", "t", "fb", "comm", "copy"};
   std::vector<std::string> seen;
   for (const std::string_view part : split(text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string key(part.substr(0, equals));
     if (equals == std::string_view::npos || std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
-      throw InputError(fmt::format("--uniform: expected f=, b=, w=, s=, t=, fb= or comm=, got '{}'{}", part,
+      throw InputError(fmt::format("--uniform: expected f=, b=, w=, s=, t=, fb=, comm= or copy=, got '{}'{}", part,
                                    did_you_mean(key, kKeys)));
     }
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
@@ -61,6 +61,7 @@ UniformTimes parse_uniform(std::string_view text) {
     if (key == "t") times.vocabulary_gradient = values[0];
     if (key == "fb") times.joint = values[0];
     if (key == "comm") times.hop = values[0];
+    if (key == "copy") times.copy = values[0];
   }
   return times;
 }

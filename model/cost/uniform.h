@@ -30,15 +30,17 @@ struct UniformTimes {
   std::optional<double> vocabulary;           // S of a microbatch on each rank; by default that of the forward
   std::optional<double> vocabulary_gradient;  // the same for T
   std::optional<double> hop;                  // latency between two ranks; by default 0
-  std::vector<double> stage_weights;          // relative work of each stage; empty: all 1
+  // A copy of what a microbatch stores in 1/num_ranks of the layers to the host, or back.
+  std::optional<double> copy;
+  std::vector<double> stage_weights;  // relative work of each stage; empty: all 1
   // Instead of all above but `hop`: the times of each stage, as measured. If the schedule has a multiple of this number
   // of stages, an entry is divided evenly over the stages that hold its layers.
   std::vector<MeasuredStage> stages;
   double optimizer = 0;  // of each stage, at the end
 };
 
-// Parses "f=1,b=1,w=1,s=..,t=..,fb=..,comm=.." (lists as "f=4:5:6:7"); the times of missing parts are not given. Throws
-// InputError naming the part.
+// Parses "f=1,b=1,w=1,s=..,t=..,fb=..,comm=..,copy=.." (lists as "f=4:5:6:7"); the times of missing parts are not
+// given. Throws InputError naming the part.
 UniformTimes parse_uniform(std::string_view text);
 
 // Sets the times of ops that are not given, and returns what it assumes, as "w is half of b". Without w, b is the whole
@@ -58,6 +60,9 @@ class UniformCost : public CostModel {
                  int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
   double optimizer_s(int /*stage*/) const override { return times_.optimizer; }
+  double host_copy_s(int stage, const MicrobatchShape& shape, int slice, std::int64_t /*bytes*/) const override {
+    return scaled({times_.copy.value_or(0)}, stage, shape, slice);
+  }
 
  private:
   double measured(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const;

@@ -29,6 +29,7 @@ std::string_view color_of(VertexKind kind) {
     case VertexKind::transfer: return "lightyellow";
     case VertexKind::collective: return "lightsalmon";
     case VertexKind::optimizer: return "lightgreen";
+    case VertexKind::offload: return "lightpink";
   }
   return "white";
 }

@@ -44,6 +44,14 @@ Links make_links(const Schedule& schedule, LaneId first_lane) {
   return links;
 }
 
+int num_links(const OpGraph& graph) {
+  const auto lanes = graph.lanes();
+  const int num_ranks = graph.schedule().num_ranks();
+  int links = static_cast<int>(lanes.size()) - 2 * num_ranks;
+  while (links > 0 && lanes[static_cast<std::size_t>(2 * num_ranks + links - 1)].kind != LaneKind::link) --links;
+  return links;
+}
+
 bool is_data_collective(const OpGraph& graph, const Vertex& vertex) {
   if (vertex.kind != VertexKind::collective) return false;
   const CollectiveKind kind = graph.collective(vertex).kind;

@@ -24,6 +24,9 @@ struct Links {
 // `first_lane` is the id of the first of these lanes.
 Links make_links(const Schedule& schedule, LaneId first_lane);
 
+// The number of lanes between ranks.
+int num_links(const OpGraph& graph);
+
 // Whether the vertex is a collective of the replicas of one rank: a gradient reduction or a gather of parameters.
 bool is_data_collective(const OpGraph& graph, const Vertex& vertex);
 

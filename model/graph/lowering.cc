@@ -12,6 +12,7 @@
 #include "model/graph/fill_bytes.h"
 #include "model/graph/links.h"
 #include "model/graph/lowering_check.h"
+#include "model/graph/offload.h"
 #include "model/graph/op_graph_data.h"
 #include "model/graph/queue_waits.h"
 #include "model/graph/vocabulary_passes.h"
@@ -553,8 +554,7 @@ class Lowering {
       if (stage.ready[step] == kNone) {
         throw ScheduleError(
             fmt::format("deadlock: {} reads weight version {}, but the gradients of step {} come later on rank {}: its "
-                        "backwards must "
-                        "precede it",
+                        "backwards must precede it",
                         to_string(op, schedule_.sliced()), version, step, stage.rank));
       }
       tie(stage, step);
@@ -589,8 +589,7 @@ class Lowering {
       if (!has_embedding(other.stage)) continue;
       if (other.ready[step] == kNone) {
         throw ScheduleError(
-            fmt::format("deadlock: step {} of stage {} needs the embedding's gradient of stage {}, which comes "
-                        "later",
+            fmt::format("deadlock: step {} of stage {} needs the embedding's gradient of stage {}, which comes later",
                         step, stage.stage, other.stage));
       }
       apart |= !has_all_embeddings(other.rank);
@@ -694,6 +693,7 @@ class Lowering {
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options) {
   std::unique_ptr<OpGraph::Data> graph = Lowering(schedule, options).run();
   if (options.queues != nullptr) add_queue_waits(*graph, *options.queues);
+  if (options.offload != nullptr) add_offload(*graph, *options.offload);
   return OpGraph(std::move(graph));
 }
 

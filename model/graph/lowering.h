@@ -6,6 +6,7 @@
 namespace sluice::model {
 
 struct CommunicatorOptions;
+struct OffloadOptions;
 
 // What an iteration has besides the schedule's own ops.
 struct LoweringOptions {
@@ -31,6 +32,7 @@ struct LoweringOptions {
   bool blocking_transfers = false;    // a rank's next op waits until its previous sends have arrived
   // Transfers also wait in the queues of communicators; the schedule then has communication.
   const CommunicatorOptions* queues = nullptr;
+  const OffloadOptions* offload = nullptr;  // of activations to host memory
 };
 
 // Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer if that is on another

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "model/graph/offload.h"
 #include "model/graph/op_graph_data.h"
 
 namespace sluice::model {
@@ -46,6 +47,15 @@ std::int64_t OpGraph::transfer_bytes(const Vertex& transfer) const {
   return transfer.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
 }
 
+OffloadBytes OpGraph::offload_bytes(const Vertex& offload) const {
+  const OffloadBytes all = stored_bytes(slice_bytes(offload.stage, offload.microbatch, offload.slice),
+                                        schedule_->num_slices(offload.microbatch));
+  const auto part = [&](std::int64_t bytes) {  // bytes x extra / kOffloadUnit, without overflow
+    return bytes / kOffloadUnit * offload.extra + bytes % kOffloadUnit * offload.extra / kOffloadUnit;
+  };
+  return {part(all.activations), part(all.keys_values)};
+}
+
 std::string OpGraph::name(VertexId v) const {
   return name(v, [](int microbatch) { return microbatch; });
 }
@@ -65,6 +75,11 @@ std::string OpGraph::name(VertexId v, const std::function<int(int)>& microbatch_
       return fmt::format("send {} {}->{}", op_of(vertex), lane.rank, lane.peer);
     }
     case VertexKind::optimizer: return fmt::format("optimizer(stage {}, step {})", vertex.stage, vertex.microbatch);
+    case VertexKind::offload: {
+      Vertex forward = vertex;
+      forward.op = OpKind::F;
+      return (vertex.op == OpKind::F ? "offload " : "reload ") + op_of(forward);
+    }
     case VertexKind::collective: {
       const Collective c = collective(vertex);
       const std::string_view kind = name_of(c.kind);

@@ -24,10 +24,16 @@ enum class VertexKind : std::uint8_t {
   transfer,    // an activation (op F) or gradient (op B, I) from `stage` to the next or previous stage
   collective,  // see OpGraph::collective
   optimizer,   // the step of one stage on one rank
+  offload,     // a copy of what a forward stored: to host memory (op F), or back before its B or I (op B)
 };
 
+// Whether vertices of this kind occupy the compute lane of their rank.
+constexpr bool on_compute_lane(VertexKind kind) {
+  return kind != VertexKind::transfer && kind != VertexKind::collective && kind != VertexKind::offload;
+}
+
 // A lane executes one vertex at a time; its vertices run in the order of their ids.
-enum class LaneKind : std::uint8_t { compute, collective, link };
+enum class LaneKind : std::uint8_t { compute, collective, link, to_host, from_host };
 struct Lane {
   LaneKind kind = LaneKind::compute;
   int rank = 0;   // of a link: the sender
@@ -41,7 +47,15 @@ struct Vertex {
   OpKind op = OpKind::F;
   VertexKind kind = VertexKind::compute;
   LaneId lane = 0;
-  std::uint32_t extra = 0;  // joint: index of the partner; collective: of its description; transfer: see queue_waits.h
+  // joint: index of the partner; collective: of its description; transfer: see queue_waits.h; offload: the part that
+  // is copied, in units of 1 / kOffloadUnit (offload.h)
+  std::uint32_t extra = 0;
+};
+
+struct OffloadBytes {
+  std::int64_t activations = 0;
+  std::int64_t keys_values = 0;  // of whole sequences only: other slices read them
+  std::int64_t sum() const { return activations + keys_values; }
 };
 
 // What a reduction or gather of a stage moves of its bytes.
@@ -91,7 +105,8 @@ class OpGraph {
 
   std::span<const Lane> lanes() const { return lanes_; }
   int rank_of(VertexId v) const { return lanes_[vertices_[v].lane].rank; }
-  // Lanes: that of compute on rank r is r, that of collectives num_ranks + r; the links follow by (sender, receiver).
+  // Lanes: that of compute on rank r is r, that of collectives num_ranks + r; the links follow by (sender, receiver),
+  // then those to and from the host of the ranks that have them.
   LaneId compute_lane(int rank) const { return rank; }
   LaneId collective_lane(int rank) const { return schedule().num_ranks() + rank; }
 
@@ -100,6 +115,8 @@ class OpGraph {
 
   // Returns the bytes that a transfer moves.
   std::int64_t transfer_bytes(const Vertex& transfer) const;
+  // Returns the bytes that an offload copies.
+  OffloadBytes offload_bytes(const Vertex& offload) const;
   // Returns the bytes of a slice of a stage, and of a stage; zeros if the graph was lowered without a footprint.
   const SliceBytes& slice_bytes(int stage, int microbatch, int slice) const;
   const StageBytes& stage_bytes(int stage) const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -46,6 +47,21 @@ std::vector<std::unique_ptr<const CostModel>> costs_by_ranks(Training training, 
     out.push_back(make(training));
   }
   return out;
+}
+
+// Whether a tensor is an input of one of the modules whose inputs Megatron-LM can offload (offload_modules in
+// megatron/core/transformer/transformer_config.py).
+bool is_input_of(std::string_view module, std::string_view tensor) {
+  constexpr std::pair<std::string_view, std::string_view> kInputs[] = {
+      {"attn_norm", "layer input"},
+      {"qkv_linear", "input of QKV"},
+      {"core_attn", "queries"},
+      {"core_attn", "keys and values"},
+      {"attn_proj", "input of the projection"},
+      {"mlp_norm", "input of norm 2"},
+      {"expert_fc1", "inputs of the experts"},
+      {"moe_act", "inputs of the experts' activation"}};
+  return std::find(std::begin(kInputs), std::end(kInputs), std::pair(module, tensor)) != std::end(kInputs);
 }
 
 }  // namespace
@@ -102,6 +118,7 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int mi
     with_place(scenario_, "/parallelism: ", [&] { make_footprint(schedule, table); });
   }
   make_cost(schedule, std::move(table));
+  if (scenario_.training.activation_offload != 0) make_offload(schedule);
 }
 
 void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<StageContents>* stages) {
@@ -188,6 +205,56 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
   }
 }
 
+// The options refer to the footprint and the cost model, which stay where they are.
+void ScenarioCosts::make_offload(const Schedule& schedule) {
+  const auto require = [&](bool condition, const char* rule) {
+    if (condition) return;
+    throw InputError(fmt::format("{}: /parallelism/offload_activations: {}", scenario_.source, rule));
+  };
+  require(scenario_.cost != CostKind::uniform || scenario_.uniform.copy,
+          "requires the time of a copy to the host (--uniform copy=X)");
+  require(scenario_.cost != CostKind::fitted || scenario_.cluster,
+          "requires a cluster, as a cost file has no times of copies to the host (--cluster)");
+  require(!packs_documents(schedule), "not modeled with documents of different length (--lengths)");
+  require(!scenario_.communicators, "not modeled with queues of communicators (--communicators)");
+  offload_.emplace().window = scenario_.training.offload_window;
+  const double fraction = scenario_.training.activation_offload;
+  if (fraction != Training::kAutomaticOffload) offload_->fraction = fraction;
+  const bool recompute = lowering_options(schedule.weight_policy()).recompute;
+  offload_->compute_s = [cost = cost_.get(), recompute](const Schedule& of, const Op& op, const Op* partner) {
+    const auto shape = [&](const Op& each) -> const MicrobatchShape& { return of.shape(each.microbatch); };
+    double again = 0;
+    for (const Op* each : {&op, partner}) {
+      if (!recompute || each == nullptr || (each->kind != OpKind::B && each->kind != OpKind::I)) continue;
+      again += cost->recompute_s(each->stage, shape(*each), each->slice);
+    }
+    if (partner == nullptr) return again + cost->compute_s(op.kind, op.stage, shape(op), op.slice);
+    const auto [forward, backward] = op.kind == OpKind::F ? std::pair(op, *partner) : std::pair(*partner, op);
+    return again + cost->joint_s(forward.stage, shape(forward), forward.slice, backward.kind, backward.stage,
+                                 shape(backward), backward.slice);
+  };
+  offload_->copy_s = [cost = cost_.get(), footprint = footprint_.get()](const Schedule& of, const Op& op) {
+    const MicrobatchShape& shape = of.shape(op.microbatch);
+    const SliceBytes bytes = footprint == nullptr ? SliceBytes{} : footprint->slice(op.stage, shape, op.slice);
+    return cost->host_copy_s(op.stage, shape, op.slice, stored_bytes(bytes, shape.num_slices()).sum());
+  };
+  if (scenario_.training.offload_modules.empty()) return;
+  require(footprint_ != nullptr, "offload_modules requires a model (--model)");
+  offload_->most = [footprint = footprint_.get(), modules = scenario_.training.offload_modules](const Schedule& of,
+                                                                                                const Op& op) {
+    const MicrobatchShape& shape = of.shape(op.microbatch);
+    const auto all = stored_bytes(footprint->slice(op.stage, shape, op.slice), shape.num_slices()).sum();
+    SliceBytes inputs;
+    for (const SliceTensor& tensor : footprint->tensors(op.stage, shape, op.slice)) {
+      const bool copied = std::any_of(modules.begin(), modules.end(),
+                                      [&](const std::string& module) { return is_input_of(module, tensor.name); });
+      if (copied) inputs.*tensor.field += tensor.count * tensor.bytes;
+    }
+    const auto chosen = static_cast<double>(stored_bytes(inputs, shape.num_slices()).sum());
+    return all > 0 ? chosen / static_cast<double>(all) : 0;
+  };
+}
+
 std::int64_t ScenarioCosts::timed_tokens() const {
   return scenario_.documents ? std::max<std::int64_t>(1, scenario_.documents->request.most_tokens) : 0;
 }
@@ -211,7 +278,7 @@ ParameterCounts ScenarioCosts::count_parameters(const Schedule& schedule) const 
 
 LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   const Training& training = scenario_.training;
-  LoweringOptions options{.footprint = footprint_.get()};
+  LoweringOptions options{.footprint = footprint_.get(), .offload = offload_ ? &*offload_ : nullptr};
   if (!scenario_.model) return options;
   const bool experts = scenario_.model->has_experts();
   options.data_parallel = std::max(training.data_ranks(), experts ? training.expert_data_ranks() : 1);

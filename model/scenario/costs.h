@@ -10,6 +10,7 @@
 #include "model/cost/cost_model.h"
 #include "model/cost/fitted.h"
 #include "model/graph/lowering.h"
+#include "model/graph/offload.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
 
@@ -45,6 +46,7 @@ class ScenarioCosts {
   void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
   void make_footprint(const Schedule& schedule, const std::optional<CostTable>& table);
   void make_cost(const Schedule& schedule, std::optional<CostTable> table);
+  void make_offload(const Schedule& schedule);
   ParameterCounts count_parameters(const Schedule& schedule) const;
   // Tokens of the microbatch that the times of the uniform cost are of; 0: of any.
   std::int64_t timed_tokens() const;
@@ -53,6 +55,7 @@ class ScenarioCosts {
   std::vector<StageContents> stages_;
   std::unique_ptr<Footprint> footprint_;
   std::unique_ptr<CostModel> cost_;
+  std::optional<OffloadOptions> offload_;
 };
 
 }  // namespace sluice::model

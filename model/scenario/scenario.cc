@@ -14,6 +14,7 @@
 #include "model/graph/host_program.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/input/numbers.h"
 #include "model/scenario/pipeline_layout.h"
 #include "model/scenario/setting_rules.h"
 #include "model/scenario/settings.h"
@@ -150,6 +151,7 @@ class Reading {
       object.at("gradient_copy").fail("requires gradient_bytes 4");
     }
     read_offload(object);
+    read_activation_offload(object);
     check_precision(object);
     read_recompute_modules(object);
     if (training.recompute_layers > 0 && training.recompute != Training::Recompute::full) {
@@ -264,6 +266,23 @@ class Reading {
     }
     training.optimizer_offload = fraction;
     training.overlap_optimizer_offload = overlapped;
+  }
+
+  void read_activation_offload(JsonReader& object) {
+    if (object.has("offload_modules")) {
+      if (!object.has("offload_activations")) object.at("offload_modules").fail("requires offload_activations");
+      for (const JsonReader& name : object.at("offload_modules").elements()) {
+        scenario_.training.offload_modules.push_back(name.string());
+      }
+    }
+    if (!object.has("offload_activations")) return;
+    const JsonReader value = object.at("offload_activations");
+    double& offload = scenario_.training.activation_offload;
+    offload = Training::kAutomaticOffload;
+    if (value.string() == "auto") return;
+    if (!parse_number(value.string(), offload) || !(offload >= 0 && offload <= 1)) {
+      value.fail("expected auto or a fraction from 0 to 1");
+    }
   }
 
   void check_precision(JsonReader& object) {
@@ -614,6 +633,8 @@ class Reading {
     cost.allow("t");
     if (cost.has("comm")) uniform.hop = cost.number("comm", 0, 1e8);
     cost.allow("comm");
+    if (cost.has("copy")) uniform.copy = cost.number("copy", 0, 1e8);
+    cost.allow("copy");
     if (cost.has("stage_weights")) times("stage_weights", uniform.stage_weights);
     cost.allow("stage_weights");
     if (cost.has("stages")) read_stages(cost);
@@ -659,27 +680,6 @@ CorrectionOrigin origin_of(const Scenario& scenario) {
 
 bool names_file(const std::string& schedule) {
   return schedule.find('/') != std::string::npos || schedule.ends_with(".json") || schedule.ends_with(".csv");
-}
-
-Model find_model(const JsonReader& model, const std::string& path) {
-  namespace fs = std::filesystem;
-  const std::string name = model.string();
-  std::error_code error;
-  if (!fs::is_directory(path, error) && (fs::exists(path, error) || error)) return read_model(path);
-  // A name may lack its last parts, if one model has it: "qwen3-235b".
-  const auto parse = [](const CatalogueFile& file) {
-    return parse_model(file.text, fmt::format("catalogue/{}.json", file.name));
-  };
-  std::vector<const CatalogueFile*> longer;
-  for (const CatalogueFile& file : model_files()) {
-    if (file.name == name) return parse(file);
-    if (!name.empty() && file.name.starts_with(name + "-")) longer.push_back(&file);
-  }
-  if (longer.size() == 1) return parse(*longer.front());
-  if (fs::exists(path + "/config.json", error)) return read_model(path + "/config.json");
-  const std::vector<std::string> names = catalogue_models();
-  if (names_file(name) || name.empty()) model.fail(fmt::format("expected a model file (there is no {})", path));
-  model.fail(fmt::format("expected a model file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
 }
 
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder) {

@@ -19,13 +19,6 @@ constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedu
 constexpr Commands kFull = kSimulate | kKernels;
 constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
 
-constexpr const char *kScheduleGroup = "Schedule", *kParallelGroup = "Parallelism", *kStagesGroup = "Layers of stages";
-constexpr const char *kExpertsGroup = "Experts", *kBatchGroup = "Batch", *kModelGroup = "Model", *kCostGroup = "Cost";
-constexpr const char *kClusterGroup = "Cluster and framework", *kPerturbationGroup = "Stragglers and noise";
-constexpr const char* kAutomaticGroup = "Automatic schedule (--schedule auto)";
-constexpr const char* kMemoryGroup = "Recomputation, sharding and offload";
-constexpr const char* kKernelsGroup = "Kernels, precision and overlap";
-
 template <typename Member>
 SettingPlace place_of(Member& member) {
   if constexpr (std::is_enum_v<Member>) {
@@ -257,8 +250,7 @@ constexpr Setting kSettings[] = {
      .words = "none,selective,full", .fallback = R"("none")", .flags = "--recompute,--recompute-granularity",
      .group = kMemoryGroup, .help = "Activation recomputation: none, selective or full",
      .reads = kSimulate | kSlice | kRun | kKernels | kBackward, .offers = kSimulate | kSlice | kRun | kKernels,
-     .common = true,
-     .megatron = "recompute-granularity", .example = R"("full")"},
+     .common = true, .megatron = "recompute-granularity", .example = R"("full")"},
     {.pointer = "/parallelism/recompute_modules", .kind = SettingKind::words,
      .words = "core_attn,layernorm,mla_up_proj,mlp,moe,moe_act,shared_experts", .fallback = "core_attn",
      .flags = "--recompute-modules", .group = kMemoryGroup,
@@ -271,8 +263,7 @@ constexpr Setting kSettings[] = {
      .fallback = "all", .flags = "--recompute-num-layers", .group = kMemoryGroup,
      .help = "With full recomputation: number of leading layers recomputed per stage, {}",
      .reads = kSimulate | kSlice | kKernels | kBackward, .offers = kFull, .refuses = kRun,
-     .megatron = "recompute-num-layers",
-     .example = "2", .with = R"({"parallelism": {"recompute": "full"}})"},
+     .megatron = "recompute-num-layers", .example = "2", .with = R"({"parallelism": {"recompute": "full"}})"},
     {.pointer = "/parallelism/distributed_optimizer", .kind = SettingKind::yes,
      .place = at<&Training::distributed_optimizer>, .fallback = "false", .flags = "--use-distributed-optimizer",
      .group = kMemoryGroup, .help = "Shard optimizer states over the data-parallel replicas, as --zero-stage 1",
@@ -318,8 +309,7 @@ constexpr Setting kSettings[] = {
      .details = "Gradients are copied there and parameters back; with zero 3 the 32-bit parameters are there too. "
          "Needs host_link_bytes_per_s and host_memory_bytes_per_s of the [node](#cluster-files).",
      .reads = kSimulate | kPlan | kBackward, .offers = kSimulate | kPlan, .refuses = kRun,
-     .megatron = "=optimizer-cpu-offload",
-     .example = "true"},
+     .megatron = "=optimizer-cpu-offload", .example = "true"},
     {.pointer = "/parallelism/optimizer_offload_fraction", .kind = SettingKind::real, .low = 0, .high = 1,
      .fallback = "1", .flags = "--optimizer-offload-fraction", .group = kMemoryGroup,
      .help = "With --optimizer-cpu-offload: fraction of the optimizer states on the host, {}",
@@ -330,6 +320,18 @@ constexpr Setting kSettings[] = {
      .help = "Overlap the copies of gradients and parameters with the host's updates",
      .details = "The longest of the copies and the updates then counts.", .reads = kSimulate | kPlan | kBackward,
      .offers = kSimulate | kPlan, .megatron = "=overlap-cpu-optimizer-d2h-h2d", .example = "true", .with = kOffloaded},
+    {.pointer = "/parallelism/offload_activations", .kind = SettingKind::text, .fallback = "none",
+     .flags = "--offload-activations", .group = kMemoryGroup,
+     .help = "Copy activations to the host until their backward: auto (what delays no op), or the fraction, 0 to 1",
+     .details = "Of what each rank stores; the chunks that hold it longest first.", .reads = kSimulate | kBackward,
+     .offers = kSimulate, .refuses = kRun | kPlan, .megatron = "fine-grained-activation-offloading",
+     .example = R"("0.5")"},
+    {.pointer = "/parallelism/offload_modules", .kind = SettingKind::words,
+     .words = "attn_norm,qkv_linear,core_attn,attn_proj,mlp_norm,expert_fc1,moe_act", .fallback = "all",
+     .flags = "--offload-modules", .group = kMemoryGroup,
+     .help = "Of these modules only, copy what --offload-activations copies: their inputs",
+     .reads = kSimulate | kBackward, .offers = kSimulate, .megatron = "offload-modules",
+     .example = R"(["core_attn", "attn_proj"])", .with = kOnHost},
     {.pointer = "/parallelism/overlap_grad_reduce", .kind = SettingKind::yes,
      .place = at<&Training::overlap_grad_reduce>, .fallback = "false", .flags = "--overlap-grad-reduce",
      .group = kKernelsGroup, .help = "Overlap gradient reduction with the backward pass",
@@ -375,8 +377,7 @@ constexpr Setting kSettings[] = {
          "fp8-current, fp8-block, mxfp8 or nvfp4",
      .details = "Scales are per tensor, of fp8-block per 128 elements, of mxfp8 per 32, of nvfp4 per 16. Router, head, "
          "norms, optimizer, and attention without fp8_dot_product_attention have 16 or 32 bits; the GPU must have the "
-         "format.",
-     .reads = kPrices, .offers = kPrices, .refuses = kRun, .common = true, .megatron = "fp8-format",
+         "format.", .reads = kPrices, .offers = kPrices, .refuses = kRun, .common = true, .megatron = "fp8-format",
      .example = R"("fp8")"},
     {.pointer = "/parallelism/fp8_param_gather", .kind = SettingKind::yes, .place = at<&Training::narrow_parameters>,
      .fallback = "false", .flags = "--fp8-param-gather", .group = kKernelsGroup,
@@ -642,10 +643,10 @@ constexpr Setting kSettings[] = {
      .offers = kPrices, .common = true},
     {.pointer = "/cost/f", .kind = SettingKind::other, .fallback = "f=1,b=f,w=f,s=f,t=f,comm=0; fb: the sum of its ops",
      .flags = "--uniform", .group = kCostGroup,
-     .help = "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,s=X,t=X][,fb=X][,comm=X], each 0 to 1e8; "
-         "f=4:5:6 lists the slices; without w, b is the whole backward",
-     .details = "The keys f, b, w, s, t (vocabulary passes), fb and comm of a cost of kind uniform; a list has one "
-         "entry per slice.",
+     .help = "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,s=X,t=X][,fb=X][,comm=X][,copy=X], each 0 to "
+         "1e8; f=4:5:6 lists the slices; without w, b is the whole backward; copy is to the host or back",
+     .details = "The keys f, b, w, s, t (vocabulary passes), fb, comm and copy of a cost of kind uniform; a list has "
+         "one entry per slice.",
      .reads = kSimulate | kSlice | kSchedule, .offers = kSimulate | kSlice | kSchedule, .common = true, .example = "2",
      .with = kUniform},
     {.pointer = "/cost/stage_weights", .kind = SettingKind::reals, .low = 0, .high = 1e8, .fallback = "all 1",
@@ -666,8 +667,7 @@ constexpr Setting kSettings[] = {
     {.pointer = "/kernel_times", .kind = SettingKind::path, .fallback = "none", .flags = "--kernel-times",
      .group = kCostGroup,
      .help = "Measured kernel times from 'sluice calibrate': kernels with these shapes take the measured time; of the "
-         "cluster's GPU",
-     .details = "In a file also its object; only with the analytic cost. See [kernel "
+         "cluster's GPU", .details = "In a file also its object; only with the analytic cost. See [kernel "
          "times](#kernel-times-sluicekernel_times1).", .reads = kPrices, .offers = kAll},
     {.pointer = "/perturbation/slow_ranks", .kind = SettingKind::other, .fallback = "none", .flags = "--slow-rank",
      .group = kPerturbationGroup, .help = "R=X: multiply the compute time of rank R by X, 1e-6 to 1e6; repeatable",

@@ -1,7 +1,17 @@
-// What the examples of the table of settings (setting_rows.cc) need besides: documents merged into a scenario.
+// What rows of the table of settings (setting_rows.cc) share: headings, and documents that examples need besides.
 #pragma once
 
 namespace sluice::model {
+
+// Headings in the help.
+inline constexpr const char *kScheduleGroup = "Schedule", *kParallelGroup = "Parallelism",
+                            *kStagesGroup = "Layers of stages";
+inline constexpr const char *kExpertsGroup = "Experts", *kBatchGroup = "Batch", *kModelGroup = "Model",
+                            *kCostGroup = "Cost";
+inline constexpr const char *kClusterGroup = "Cluster and framework", *kPerturbationGroup = "Stragglers and noise";
+inline constexpr const char* kAutomaticGroup = "Automatic schedule (--schedule auto)";
+inline constexpr const char* kMemoryGroup = "Recomputation, sharding and offload";
+inline constexpr const char* kKernelsGroup = "Kernels, precision and overlap";
 
 // What the examples of settings of experts and of latent attention need besides.
 inline constexpr const char* kExperts =
@@ -50,5 +60,6 @@ inline constexpr const char* kManyDocuments =
 inline constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
 inline constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
 inline constexpr const char* kOffloaded = R"({"parallelism": {"optimizer_cpu_offload": true}})";
+inline constexpr const char* kOnHost = R"({"parallelism": {"offload_activations": "1"}})";
 
 }  // namespace sluice::model

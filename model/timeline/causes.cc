@@ -39,7 +39,7 @@ class Idle {
   void run() {
     for (VertexId v = 0; v < graph_.size(); ++v) {
       const Vertex& vertex = graph_[v];
-      if (vertex.kind == VertexKind::transfer || vertex.kind == VertexKind::collective) continue;
+      if (!on_compute_lane(vertex.kind)) continue;
       Rank& rank = ranks_[vertex.lane];  // compute lanes are numbered by rank
       if (timeline_.start[v] > rank.free) before(v, rank);
       rank.free = timeline_.end[v];
@@ -80,7 +80,8 @@ class Idle {
       visit(here, begin, handed_over, of_sender(v, rank), v, producer, graph_.rank_of(producer));
       visit(here, handed_over, met, IdleCause::link, v, need.vertex, graph_.rank_of(need.vertex));
     } else {
-      visit(here, begin, met, IdleCause::optimizer, v, need.vertex);
+      const bool copied = graph_[need.vertex].kind == VertexKind::offload;
+      visit(here, begin, met, copied ? IdleCause::host : IdleCause::optimizer, v, need.vertex);
     }
     visit(here, met, end, IdleCause::other, v);
   }
@@ -141,6 +142,7 @@ std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& time
   std::vector<IdleRoot> roots(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     roots[v] = {.rank = graph.rank_of(v)};
+    if (graph[v].kind == VertexKind::offload) continue;
     if (graph[v].kind == VertexKind::transfer) {
       roots[v] = roots[graph.needs(v).front()];
       continue;

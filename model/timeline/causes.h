@@ -25,11 +25,12 @@ enum class IdleCause : std::uint8_t {
   slice,      // the same, for the next slice of the microbatch that it has started
   link,       // at any time: the transfer it waits for is queued, on the wire, or arriving
   optimizer,  // reductions, norm and steps: after the last op of the batch, or before a step within the list
+  host,       // a copy of activations to host memory or back, on which it depends, has not ended
   other,      // all inputs of the op were available (measured timelines only: launch and host time)
 };
-inline constexpr int kNumIdleCauses = 7;
+inline constexpr int kNumIdleCauses = 8;
 inline constexpr std::array<std::string_view, kNumIdleCauses> kIdleCauseNames = {
-    "warm_up", "drain", "sender", "slice", "link", "optimizer", "other"};
+    "warm_up", "drain", "sender", "slice", "link", "optimizer", "host", "other"};
 
 struct IdleInterval {
   Duration start{};
@@ -37,7 +38,8 @@ struct IdleInterval {
   std::int32_t rank = 0;
   std::int32_t from_rank = -1;     // the rank it waits for; -1: none in particular
   VertexId next = kNoVertex;       // the next vertex of the rank; none after its last
-  VertexId waits_for = kNoVertex;  // the op of `from_rank`; for `link` the transfer; for `optimizer` the collective
+  VertexId waits_for = kNoVertex;  // the op of `from_rank`; for `link` the transfer; for `optimizer` the
+                                   // collective, for `host` the copy
   IdleCause cause = IdleCause::other;
 };
 

@@ -22,7 +22,8 @@ CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
       case VertexKind::compute:
       case VertexKind::joint:
       case VertexKind::recompute: path.compute += duration; break;
-      case VertexKind::transfer: path.transfer += duration; break;
+      case VertexKind::transfer:
+      case VertexKind::offload: path.transfer += duration; break;
       case VertexKind::collective: path.collective += duration; break;
       case VertexKind::optimizer: path.optimizer += duration; break;
     }

@@ -158,6 +158,24 @@ class HeldList {
   std::vector<HeldTensor> tensors_;
 };
 
+// Subtracts what is in host memory.
+void add_offloaded(const OpGraph& graph, const Timeline& timeline, int rank, Duration time, HeldList& out) {
+  OffloadBytes bytes;
+  std::int64_t count = 0;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind != VertexKind::offload || graph.rank_of(v) != rank) continue;
+    const bool frees = graph[v].op == OpKind::F;
+    if ((frees ? timeline.end[v] : timeline.start[v]) > time) continue;
+    const int sign = frees ? 1 : -1;
+    const OffloadBytes copied = graph.offload_bytes(graph[v]);
+    count += sign;
+    bytes.activations += sign * copied.activations;
+    bytes.keys_values += sign * copied.keys_values;
+  }
+  out.add({MemoryClass::activations, -1, "offloaded to the host", "", count, -bytes.activations});
+  out.add({MemoryClass::keys_values, -1, "offloaded to the host", "", count, -bytes.keys_values});
+}
+
 // Without what is received.
 HeldList held_until(const OpGraph& graph, const Timeline& timeline, const Footprint& footprint, int rank, Duration time,
                     Duration until) {
@@ -189,6 +207,7 @@ HeldList held_until(const OpGraph& graph, const Timeline& timeline, const Footpr
       }
     }
   }
+  add_offloaded(graph, timeline, rank, time, out);
   return out;
 }
 

@@ -242,10 +242,33 @@ struct Served {
 };
 constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
 
-struct Freed {
+// A change that no op of the rank makes.
+struct Apart {
   Duration time{};
-  std::int64_t bytes = 0;
+  Delta delta;
 };
+
+// The changes of each rank's memory by copies to its host, which free what they copied when they end, and back, which
+// allocate it when they start; in the order of time, frees first.
+std::vector<std::vector<Apart>> offload_changes(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<std::vector<Apart>> out(to_size(graph.schedule().num_ranks()));
+  if (graph.lanes().empty() || graph.lanes().back().kind != LaneKind::from_host) return out;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind != VertexKind::offload) continue;
+    const bool frees = graph[v].op == OpKind::F;
+    const OffloadBytes bytes = graph.offload_bytes(graph[v]);
+    const std::int64_t sign = frees ? -1 : 1;
+    out[to_size(graph.rank_of(v))].push_back(
+        {frees ? timeline.end[v] : timeline.start[v],
+         {.activations = sign * bytes.activations, .keys_values = sign * bytes.keys_values}});
+  }
+  for (std::vector<Apart>& changes : out) {
+    std::stable_sort(changes.begin(), changes.end(), [](const Apart& a, const Apart& b) {
+      return std::pair(a.time, a.delta.sum()) < std::pair(b.time, b.delta.sum());
+    });
+  }
+  return out;
+}
 
 // Whether an op adds to the weights' gradients of its stage.
 bool adds_to_gradients(const Vertex& op) { return op.op == OpKind::B || op.op == OpKind::W || op.op == OpKind::T; }
@@ -351,10 +374,11 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
     return std::span<const Served>(by_lane.get() + begin, lane_end[lane] - begin);
   };
+  std::vector<std::vector<Apart>> copies = offload_changes(graph, timeline);
   const std::vector<GradientSpan> spans = gradient_spans(graph, timeline);
   auto next_span = spans.begin();
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<Freed> freed;  // gradients, by time
+    std::vector<Apart> freed = std::move(copies[to_size(rank)]);  // with gradients, by time
     std::vector<int> reduced_stages;
     std::size_t next_freed = 0;
     std::vector<std::span<const Served>> inbound;  // still to arrive, by link
@@ -362,10 +386,10 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
     Account account(standing_by_class(graph, rank), keep_samples);
-    // Frees gradients that have been reduced before `time`.
+    // Frees gradients that have been reduced before `time`, and makes the changes of copies.
     const auto free_reduced = [&](Duration time) {
       for (; next_freed < freed.size() && freed[next_freed].time < time; ++next_freed) {
-        account.apply(freed[next_freed].time, {.gradients = -freed[next_freed].bytes});
+        account.apply(freed[next_freed].time, freed[next_freed].delta);
       }
     };
     std::span<const Served>* next = nullptr;  // the link with the earliest arrival
@@ -406,14 +430,33 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
             std::find(reduced_stages.begin(), reduced_stages.end(), next_span->stage) == reduced_stages.end();
         if (first) reduced_stages.push_back(next_span->stage);
         const std::int64_t shard = first ? graph.stage_bytes(next_span->stage).gradients : 0;
-        const Freed reduced{next_span->end, bytes - shard};
+        const Apart reduced{next_span->end, {.gradients = shard - bytes}};
         freed.insert(std::upper_bound(freed.begin() + static_cast<std::ptrdiff_t>(next_freed), freed.end(), reduced,
-                                      [](const Freed& a, const Freed& b) { return a.time < b.time; }),
+                                      [](const Apart& a, const Apart& b) { return a.time < b.time; }),
                      reduced);
       }
     }
     free_reduced(Duration::max());
     out.push_back(account.take());
+  }
+  return out;
+}
+
+std::vector<std::int64_t> host_peaks(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<std::vector<std::pair<Duration, std::int64_t>>> changes(to_size(graph.schedule().num_ranks()));
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind != VertexKind::offload) continue;
+    const std::int64_t bytes = graph.offload_bytes(graph[v]).sum();
+    const bool takes = graph[v].op == OpKind::F;
+    changes[to_size(graph.rank_of(v))].emplace_back(takes ? timeline.start[v] : timeline.end[v],
+                                                    takes ? bytes : -bytes);
+  }
+  std::vector<std::int64_t> out;
+  for (auto& of_rank : changes) {
+    std::sort(of_rank.begin(), of_rank.end());  // frees come before what is taken at the same time
+    std::int64_t held = 0;
+    out.push_back(0);
+    for (const auto& [time, bytes] : of_rank) out.back() = std::max(out.back(), held += bytes);
   }
   return out;
 }

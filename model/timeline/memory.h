@@ -51,8 +51,13 @@ std::vector<GradientSpan> gradient_spans(const OpGraph& graph, const Timeline& t
 // allocated from the start, except gradients that exist in a GradientSpan only; an F allocates its activations, keys
 // and values when it starts; I or B, and W, free what is no longer needed when they end, except what is kept until the
 // end of the batch; the buffer of a transfer is allocated at the receiver from its start until the op that reads it
-// starts. At the same instant, ends free before starts allocate, and buffers are received before an op starts.
+// starts; an offload frees what it copied to the host when it ends, and allocates it when the copy back starts. At the
+// same instant, ends free before starts allocate, and buffers are received before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
+
+// Returns the most bytes of offloaded activations that each rank has in host memory, from the starts of copies to the
+// host until the ends of those back.
+std::vector<std::int64_t> host_peaks(const OpGraph& graph, const Timeline& timeline);
 
 // Lower bounds of the peaks per rank from the order of the ops alone, without receive buffers. Repetitions in the lists
 // are found once; then they cost as much as one of them.

@@ -72,6 +72,8 @@ class SizeKeys(TypedDict, total=False):
     optimizer_cpu_offload: bool
     optimizer_offload_fraction: float
     overlap_cpu_optimizer_d2h_h2d: bool
+    offload_activations: str
+    offload_modules: Sequence[str]
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     cross_entropy_loss_fusion: bool

@@ -23,7 +23,7 @@ int link_of(const OpGraph& graph, const LinkSharing& sharing, const Vertex& vert
   const int ranks = graph.schedule().num_ranks();
   if (vertex.kind == VertexKind::transfer) return vertex.lane - 2 * ranks;
   if (!is_data_collective(graph, vertex)) return -1;
-  const auto link = static_cast<int>(graph.lanes().size()) - 2 * ranks + vertex.lane - ranks;
+  const auto link = num_links(graph) + vertex.lane - ranks;
   return link < std::ssize(sharing.links) ? link : -1;
 }
 
@@ -67,8 +67,8 @@ class ContendedRun {
   bool step() {
     const int link = links_.next_end();
     if (link < 0) return false;
-    const int num_links = static_cast<int>(lanes_.size()) - first_link_;
-    const LaneId lane = link < num_links ? first_link_ + link : graph_.collective_lane(link - num_links);
+    const int links = num_links(graph_);
+    const LaneId lane = link < links ? first_link_ + link : graph_.collective_lane(link - links);
     LaneState& state = lanes_[lane];
     resolve(lane, order_[state.first + state.position], links_.began(link), links_.now() + state.off_wire);
     advance(lane);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/graph/links.h"
 #include "model/to_size.h"
 #include "sim/engine/contention.h"
 #include "sim/engine/sweep.h"
@@ -87,7 +88,7 @@ Duration contended_period(const OpGraph& graph, const Prices& prices, const std:
 // Whether transfers share a resource among themselves; collectives are not repeated.
 bool transfers_share(const OpGraph& graph, const LinkSharing& sharing) {
   std::vector<int> users(to_size(sharing.num_resources), 0);
-  const std::size_t links = graph.lanes().size() - to_size(std::int64_t{2} * graph.schedule().num_ranks());
+  const std::size_t links = to_size(num_links(graph));
   for (std::size_t link = 0; link < std::min(links, sharing.links.size()); ++link) {
     for (const ResourceUse& use : sharing.links[link].uses) {
       if (++users[to_size(use.resource)] > 1) return true;

@@ -45,7 +45,8 @@ struct Proven {
 bool may_repeat(const Scenario& scenario, const Family& family) {
   const bool disturbed = scenario.perturbation.slows() || scenario.perturbation.trials > 0;
   return !disturbed && !scenario.kernel_times && !scenario.communicators && !scenario.documents &&
-         !scenario.training.forward_only() && !family.asynchronous && scenario.training.pp > 0;
+         !scenario.training.forward_only() && scenario.training.activation_offload == 0 && !family.asynchronous &&
+         scenario.training.pp > 0;
 }
 
 // Proves the extension of a short schedule and its critical path, of which a part may repeat less often than times do.

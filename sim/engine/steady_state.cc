@@ -238,7 +238,8 @@ void SteadyState::find_positions() {
         if (first) position_[v] = kBeforeAll;
         break;
       }
-      case VertexKind::optimizer: break;
+      case VertexKind::optimizer:
+      case VertexKind::offload: break;  // shortened schedules have none
     }
   }
 }

@@ -12,6 +12,7 @@
 #include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/perturbed.h"
+#include "sim/planner/offload_setup.h"
 
 namespace sluice::sim {
 namespace {
@@ -382,16 +383,19 @@ PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(do
     BatchSetup found = batch_setup(scenario);
     return {.setup = std::move(found.setup), .batch = std::move(found.run)};
   }
-  if (scenario.schedule == kAutomatic && scenario.communicators) {
+  const bool offloads = scenario.training.activation_offload != 0;
+  if (scenario.schedule == kAutomatic && (scenario.communicators || offloads)) {
     Scenario without = scenario;
     without.communicators.reset();
+    without.training.activation_offload = 0;
     PlannedSetup found = planned_setup(without, progress, stop);
-    found.setup = std::make_unique<Setup>(scenario, found.setup->schedule());
+    const Schedule& schedule = found.setup->schedule();
+    found.setup = offloads ? offload_setup(scenario, &schedule) : std::make_unique<Setup>(scenario, schedule);
     return found;
   }
   if (scenario.schedule == kAutomatic) return Planning(scenario, progress, stop).run();
   PlannedSetup out;
-  out.setup = std::make_unique<Setup>(scenario);
+  out.setup = offloads ? offload_setup(scenario) : std::make_unique<Setup>(scenario);
   return out;
 }
 

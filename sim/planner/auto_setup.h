@@ -22,7 +22,8 @@ struct PlannedSetup {
 // scenario's prices, including slow ranks and links, and its memory. Candidates are simulated with collectives,
 // optimizer steps and shared links, and their memory includes receive buffers. A cap in bytes is that of the device,
 // from which reserved memory and allocator overhead are subtracted. The seed is the scenario's. `progress` is called
-// with the elapsed seconds and the best makespan. The search ignores the queues of communicators. A search that `stop`
+// with the elapsed seconds and the best makespan. The search ignores the queues of communicators and offloaded
+// activations, for which offload_setup chooses the window. A search that `stop`
 // ends has the best result so far. Throws as Setup does, InputError for inconsistent options, DoesNotFit if no schedule
 // fits.
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress = {},

@@ -1,4 +1,4 @@
-// Optimizer states in host memory, as commands print them.
+// Optimizer states and activations in host memory, as commands print them.
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "model/input/files.h"
 #include "tests/support/command.h"
 
 namespace sluice::test {
@@ -55,6 +56,82 @@ TEST(Offload, ReportsTheMemoryOfTheHost) {
   const std::int64_t host = memory("--optimizer-cpu-offload").at("host_bytes");
   EXPECT_EQ(host, 16 * 4'015'132'672);  // 16 layers of 218,112,000, the head's 128,256 x 4,096, and the final norm
   EXPECT_LT(memory("--optimizer-cpu-offload").at("needed_bytes"), memory("").at("needed_bytes"));
+}
+
+const std::string kOffloadRun =
+    "simulate --model llama3-8b --cluster dgx-h100 --pp 4 --tp 2 --gpus 8 --gbs 16 --seq-length 8192 ";
+
+TEST(ActivationOffload, OfNothingPrintsWhatIsPrintedWithout) {
+  const CommandResult without = run_sluice(words(kOffloadRun + "--json"));
+  const CommandResult with = run_sluice(words(kOffloadRun + "--json --offload-activations 0"));
+  ASSERT_EQ(with.exit_code, 0) << with.err;
+  json expected = json::parse(without.out);
+  json result = json::parse(with.out);
+  for (const char* name_of_setting : {"scenario", "assumptions"}) {
+    expected.erase(name_of_setting);
+    result.erase(name_of_setting);
+  }
+  EXPECT_TRUE(result == expected);
+}
+
+TEST(ActivationOffload, IsPartOfAllOutputs) {
+  const TemporaryFolder folder;
+  const std::string trace = folder.path("t.json");
+  const CommandResult run =
+      run_sluice(words(kOffloadRun + "--offload-activations auto --explain-memory --trace " + trace +
+                       " --trace-idle --report " + folder.path("r.html") + " --ops " + folder.path("ops.csv")));
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find("offloaded  rank 0 "), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("offloaded to the host"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("host memory "), std::string::npos) << run.out;
+  const std::string text = read_file(trace);
+  EXPECT_NE(text.find("\"to host\""), std::string::npos);
+  EXPECT_NE(text.find("\"from host\""), std::string::npos);
+  EXPECT_NE(read_file(folder.path("ops.csv")).find(",reload,"), std::string::npos);
+  // A trace is read back.
+  const CommandResult same = run_sluice({"compare", trace, trace, "--json"});
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  const json without = json::parse(run_sluice(words(kOffloadRun + "--json")).out);
+  const json with = json::parse(run_sluice(words(kOffloadRun + "--json --offload-activations auto")).out);
+  EXPECT_EQ(with["makespan_s"], without["makespan_s"]);
+  EXPECT_LT(with["memory"]["needed_bytes"], without["memory"]["needed_bytes"]);
+  EXPECT_GT(with["memory"]["host_bytes"].get<std::int64_t>(), 0);
+  EXPECT_GT(with["offload"]["ranks"][0]["fraction"].get<double>(), 0);
+}
+
+TEST(ActivationOffload, IsRefusedWhereItIsNotModeled) {
+  const auto error_of = [&](const std::string& command) {
+    const CommandResult result = run_sluice(words(command));
+    EXPECT_EQ(result.exit_code, 2) << command << result.out;
+    return result.err;
+  };
+  const TemporaryFolder folder;
+  std::ofstream(folder.path("s.json")) << R"({"schema": "sluice.scenario/1", "parallelism": {"pp": 2,
+      "offload_activations": "auto"}, "batch": {"microbatches": 4}})";
+  EXPECT_NE(error_of("run " + folder.path("s.json")).find("offload_activations"), std::string::npos);
+  EXPECT_NE(error_of("simulate --pp 2 --microbatches 4 --offload-activations auto").find("copy=X"), std::string::npos);
+  EXPECT_NE(error_of("simulate --pp 2 --microbatches 4 --uniform copy=1 --offload-activations 1.5").find("0 to 1"),
+            std::string::npos);
+}
+
+// Megatron-LM's fine-grained offload copies the inputs of modules: queries, keys, values and the input of attention's
+// projection have 8 of the 34 bytes per element of the hidden states that a layer stores (Korthikanti et al. 2023,
+// without scores).
+TEST(ActivationOffload, OfModulesIsImported) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path("args.txt"))
+      << "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
+         "--global-batch-size 16 --pipeline-model-parallel-size 4 --fine-grained-activation-offloading "
+         "--offload-modules core_attn attn_proj --bf16 --vocab-size 32000 --max-position-embeddings 4096";
+  const CommandResult read = run_sluice({"import", folder.path("args.txt"), "--gpus", "4"});
+  ASSERT_EQ(read.exit_code, 0) << read.err;
+  const json parallelism = json::parse(read.out).at("parallelism");
+  EXPECT_EQ(parallelism.at("offload_activations"), "1");
+  EXPECT_EQ(parallelism.at("offload_modules"), json::parse(R"(["core_attn", "attn_proj"])"));
+  const CommandResult run =
+      run_sluice({"simulate", folder.path("args.txt"), "--gpus", "4", "--cluster", "dgx-h100", "--json"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NEAR(json::parse(run.out)["offload"]["ranks"][1]["fraction"].get<double>(), 8.0 / 34, 1e-4);
 }
 
 }  // namespace

@@ -305,6 +305,7 @@ void set_other(Json& document, const Setting& row, const std::string& text, cons
     if (times.vocabulary_gradient) cost["t"] = *times.vocabulary_gradient;
     if (times.joint) cost["fb"] = *times.joint;
     if (times.hop) cost["comm"] = *times.hop;
+    if (times.copy) cost["copy"] = *times.copy;
     document["cost"] = std::move(cost);
   }
   for (const std::string& each : texts) {

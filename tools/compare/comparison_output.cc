@@ -12,8 +12,8 @@
 namespace sluice::tools {
 namespace {
 
-constexpr std::string_view kIdleWords[kNumIdleCauses] = {"warm-up",    "drain",     "for a sender", "for a slice",
-                                                         "for a link", "optimizer", "other"};
+constexpr std::string_view kIdleWords[kNumIdleCauses] = {"warm-up",    "drain",     "for a sender",    "for a slice",
+                                                         "for a link", "optimizer", "for a host copy", "other"};
 
 // --- JSON ---------------------------------------------------------------------------------------------------------
 

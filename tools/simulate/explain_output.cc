@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -226,7 +227,7 @@ std::string explain_memory_text(const Setup& setup, const Prediction& prediction
   std::int64_t rest = 0;
   for (const HeldTensor& tensor : over_stages(explained.tensors)) {
     const double percent = 100.0 * static_cast<double>(tensor.bytes) / static_cast<double>(memory.peak_bytes);
-    if (percent < 0.1) {
+    if (std::abs(percent) < 0.1) {
       ++smaller;
       rest += tensor.bytes;
       continue;

@@ -39,7 +39,8 @@ std::string path_text(const CriticalPath& path, Duration makespan) {
 
 // Returns for example "warm-up 41 %, drain 49 %", in percent of all idle time.
 std::string causes_text(const std::vector<IdleByCause>& idle) {
-  constexpr const char* kWords[kNumIdleCauses] = {"warm-up", "drain", "sender", "slice", "link", "optimizer", "other"};
+  constexpr const char* kWords[kNumIdleCauses] = {"warm-up", "drain",     "sender",    "slice",
+                                                  "link",    "optimizer", "host copy", "other"};
   IdleByCause sum{};
   Duration all{0};
   for (const IdleByCause& of : idle) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/blocks/transformer_footprint.h"
+#include "model/graph/offload.h"
 #include "model/to_size.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
@@ -94,19 +95,54 @@ OrderedJson trials_json(const Perturbation& perturbation, const Trials& trials) 
 }
 
 // Returns the host memory of a GPU of the rank with most of it.
-std::int64_t most_host_bytes(const Setup& setup) {
+std::int64_t most_host_bytes(const Setup& setup, const Timeline& timeline) {
   std::int64_t most = 0;
   const Scenario& scenario = setup.scenario();
-  if (!scenario.model || scenario.training.optimizer_offload == 0) return most;
+  const Training& training = scenario.training;
+  if (!scenario.model || (training.optimizer_offload == 0 && training.activation_offload == 0)) return most;
   const Schedule& schedule = setup.schedule();
+  const std::vector<std::int64_t> activations = host_peaks(setup.graph(), timeline);
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    std::int64_t bytes = 0;
+    std::int64_t bytes = activations[to_size(rank)];
     for (const int stage : schedule.stages_of(rank)) {
       bytes += offloaded_bytes(*scenario.model, scenario.training, setup.stages()[to_size(stage)]);
     }
     most = std::max(most, bytes);
   }
   return most;
+}
+
+// Returns what is copied of that which forwards store, per rank.
+OrderedJson offload_json(const Setup& setup, const Timeline& timeline) {
+  const OpGraph& graph = setup.graph();
+  const std::vector<std::int64_t> host = host_peaks(graph, timeline);
+  std::vector<double> copied(host.size(), 0);
+  std::vector<double> forwards(host.size(), 0);
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    const auto rank = to_size(graph.rank_of(v));
+    if (vertex.op != OpKind::F && vertex.kind != VertexKind::joint) continue;
+    if (vertex.kind == VertexKind::offload) copied[rank] += static_cast<double>(vertex.extra) / kOffloadUnit;
+    if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint) ++forwards[rank];
+  }
+  OrderedJson ranks = OrderedJson::array();
+  for (std::size_t rank = 0; rank < host.size(); ++rank) {
+    ranks.push_back({{"fraction", forwards[rank] > 0 ? copied[rank] / forwards[rank] : 0}, {"host_bytes", host[rank]}});
+  }
+  return {{"window", setup.scenario().training.offload_window}, {"ranks", std::move(ranks)}};
+}
+
+// Returns for example "offload  62 % of what rank 0 stores, 50 % of rank 1".
+std::string offload_line(const OrderedJson& offload) {
+  std::string out;
+  for (std::size_t rank = 0; rank < offload["ranks"].size(); ++rank) {
+    out += fmt::format("{}rank {} {:.0f} %", rank == 0 ? "" : "   ", rank,
+                       100 * offload["ranks"][rank]["fraction"].get<double>());
+  }
+  const int window = offload["window"].get<int>();
+  return fmt::format(
+      "  offloaded  {}; {}; every op is simulated\n", out,
+      window == 0 ? "forwards wait for no copy" : fmt::format("forwards wait for the copy {} before", window));
 }
 
 OrderedJson automatic_json(const AutoResult& automatic) {
@@ -205,8 +241,14 @@ std::string percentages(const std::vector<std::pair<std::string, Duration>>& par
 }
 
 std::string idle_line(const Prediction& prediction) {
-  constexpr std::array<const char*, kNumIdleCauses> kWords = {
-      "warm-up", "drain", "waiting for a sender", "waiting for a slice", "waiting for a link", "optimizer", "other"};
+  constexpr std::array<const char*, kNumIdleCauses> kWords = {"warm-up",
+                                                              "drain",
+                                                              "waiting for a sender",
+                                                              "waiting for a slice",
+                                                              "waiting for a link",
+                                                              "optimizer",
+                                                              "waiting for a host copy",
+                                                              "other"};
   const IdleByCause idle = total_idle(prediction);
   std::vector<std::pair<std::string, Duration>> parts;
   for (std::size_t i = 0; i < idle.size(); ++i) parts.emplace_back(kWords[i], idle[i]);
@@ -506,8 +548,9 @@ OrderedJson simulation_json(const Setup& setup, const Prediction& prediction, st
   if (prediction.corrected) out["calibration"] = calibration_json(scenario, *prediction.corrected);
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;
-    out["memory"] = fit_json(*prediction.fit, most_host_bytes(setup), remedies);
+    out["memory"] = fit_json(*prediction.fit, most_host_bytes(setup, prediction.timeline), remedies);
   }
+  if (scenario.training.activation_offload != 0) out["offload"] = offload_json(setup, prediction.timeline);
   if (prediction.trials) out["jitter"] = trials_json(scenario.perturbation, *prediction.trials);
   if (scenario.kernel_times) out["measured_kernels"] = measured_kernels_json(setup);
   if (!explained.empty()) out["explain"] = explain_json(explained);
@@ -552,6 +595,7 @@ std::string simulation_text(const Setup& setup, const Prediction& prediction, co
       "{steady_state/repetitions} times {steady_state/part_microbatches}, is proven to repeat\n]",
       document);
   if (automatic != nullptr) out += "  " + automatic_line(*automatic) + "\n";
+  if (document.contains("offload")) out += offload_line(document["offload"]);
   out += fmt::format("\n{}\n  idle   {}\n  waits for  {}\n  critical path  {}\n",
                      rank_table(prediction, document["ranks"]), idle_line(prediction),
                      idle_roots_line(setup, prediction), path_line(setup, prediction));

@@ -55,6 +55,7 @@ class TraceWriter {
       switch (graph_[v].kind) {
         case VertexKind::transfer: write_transfer(v); break;
         case VertexKind::collective: write_collective(v); break;
+        case VertexKind::offload: write_copy(v); break;
         default: write_work(v);
       }
       text_.flush_if_full();
@@ -180,6 +181,18 @@ class TraceWriter {
       text_ << R"("step":)" << vertex.microbatch << R"(,"bytes":)" << collective.bytes;
       close_slice(v);
     }
+  }
+
+  void write_copy(VertexId v) {
+    const Vertex& op = graph_[v];
+    const int rank = graph_.rank_of(v);
+    if (!tracks_.shown(rank)) return;
+    const Duration start = timeline_.start[v];
+    open_slice(rank, copy_track(op.op), "host", start, timeline_.end[v] - start,
+               [&] { text_ << (op.op == OpKind::F ? "offload F" : "reload F") << op.microbatch; });
+    op_args(op, rank);
+    text_ << R"(,"bytes":)" << graph_.offload_bytes(op).sum();
+    close_slice(v);
   }
 
   void write_transfer(VertexId v) {

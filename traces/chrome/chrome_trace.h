@@ -40,6 +40,8 @@ enum TraceTrack : int {
   kOptimizerTrack = 7,
   kFirstPeerTrack = 8,
   kDispatchTrack = 100000,  // dispatch and combine of experts
+  kOffloadTrack = 100001,   // activations to host memory
+  kReloadTrack = 100002,    // and back
 };
 
 // Writes a Chrome trace (JSON object format, readable by Perfetto) with one process per rank; its pid is the world rank

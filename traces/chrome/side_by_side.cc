@@ -155,6 +155,7 @@ class Writer {
   void write_work(const OpRow& row) {
     const int track = row.kind == RowKind::optimizer    ? kOptimizerTrack
                       : row.kind == RowKind::collective ? kCollectiveTrack
+                      : row.kind == RowKind::offload    ? copy_track(row.op.kind)
                                                         : kComputeTrack;
     const Duration start = std::max(row.start, drawn_until(row.rank, track));
     const Duration end = std::max(row.end, start);
@@ -169,6 +170,12 @@ class Writer {
                    [&] { text_ << name_of(row.collective) << " " << row.op.microbatch; });
         if (row.op.stage >= 0) text_ << R"("stage":)" << int{row.op.stage} << ",";
         text_ << R"("step":)" << row.op.microbatch << R"(,"bytes":)" << row.bytes;
+        break;
+      case RowKind::offload:
+        open_slice(row.rank, track, "host", start, end,
+                   [&] { text_ << (row.op.kind == OpKind::F ? "offload F" : "reload F") << row.op.microbatch; });
+        op_args(row.op, row.rank);
+        text_ << R"(,"bytes":)" << row.bytes;
         break;
       default:
         open_slice(row.rank, track, "compute", start, end, [&] {

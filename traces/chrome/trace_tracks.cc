@@ -59,6 +59,7 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
         for (const int rank : graph.collective(vertex).ranks) use.tracks[rank].insert(kCollectiveTrack);
         break;
       case VertexKind::optimizer: use.tracks[lane.rank].insert(kOptimizerTrack); break;
+      case VertexKind::offload: use.tracks[lane.rank].insert(copy_track(vertex.op)); break;
       default: use.tracks[lane.rank].insert(kComputeTrack);
     }
   }
@@ -80,6 +81,7 @@ TraceTracks::TraceTracks(int num_ranks, std::span<const OpRow> rows)
       case RowKind::transfer: use.links[{row.rank, row.peer}][use_of(row.op.kind)] = true; break;
       case RowKind::collective: use.tracks[row.rank].insert(kCollectiveTrack); break;
       case RowKind::optimizer: use.tracks[row.rank].insert(kOptimizerTrack); break;
+      case RowKind::offload: use.tracks[row.rank].insert(copy_track(row.op.kind)); break;
       default: use.tracks[row.rank].insert(kComputeTrack);
     }
   }
@@ -140,6 +142,8 @@ std::string TraceTracks::track_name(int rank, int track) const {
     case kCollectiveTrack: return "collective";
     case kOptimizerTrack: return "optimizer";
     case kDispatchTrack: return "dispatch and combine";
+    case kOffloadTrack: return "to host";
+    case kReloadTrack: return "from host";
     default: break;
   }
   const bool passes = track >= kFirstPassTrack;

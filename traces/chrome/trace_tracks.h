@@ -13,6 +13,9 @@ namespace sluice::traces {
 
 struct OpRow;
 
+// The track of copies to the host (op F) or back (op B).
+constexpr int copy_track(OpKind op) { return op == OpKind::F ? kOffloadTrack : kReloadTrack; }
+
 // Selects the ranks that a trace shows and assigns the tracks of their processes.
 class TraceTracks {
  public:

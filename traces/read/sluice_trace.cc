@@ -102,7 +102,8 @@ void SluiceTraceReader::add(const TraceEvent& event) {
     if (event.category == "coll" || event.category == "opt") return add_step(event);
     if (event.category == "idle") return add_idle(event);
     if (event.category == "part") return add_part(event);
-    fail(event, fmt::format("expected a cat of compute, p2p, coll, opt, part or idle, got '{}'", event.category));
+    if (event.category == "host") return add_copy(event);
+    fail(event, fmt::format("expected a cat of compute, p2p, coll, opt, host, part or idle, got '{}'", event.category));
   }
 }
 
@@ -164,6 +165,21 @@ void SluiceTraceReader::add_transfer(const TraceEvent& event) {
     receives_.push_back(end);
   }
   send_is_open_ = send;
+}
+
+void SluiceTraceReader::add_copy(const TraceEvent& event) {
+  OpRow row = row_of(event);
+  std::string_view rest = event.name;
+  const bool back = rest.starts_with("reload ");
+  rest.remove_prefix(back ? 7 : std::min<std::size_t>(rest.size(), 8));
+  const auto op = eat_op(rest);
+  if (!(back || event.name.starts_with("offload ")) || !op || op->letter != 'F' || !rest.empty()) {
+    fail(event, fmt::format("expected a name such as offload F3 or reload F3, got '{}'", event.name));
+  }
+  row.kind = RowKind::offload;
+  row.op = op_of(event, event.op, back ? OpKind::B : OpKind::F);
+  row.bytes = std::max<std::int64_t>(event.bytes, 0);
+  add_row(row);
 }
 
 void SluiceTraceReader::add_step(const TraceEvent& event) {

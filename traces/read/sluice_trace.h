@@ -46,6 +46,7 @@ class SluiceTraceReader {
   void take_rows();
   void add_compute(const TraceEvent& event);
   void add_transfer(const TraceEvent& event);
+  void add_copy(const TraceEvent& event);
   void add_step(const TraceEvent& event);
   void add_idle(const TraceEvent& event);
   void add_part(const TraceEvent& event);

@@ -2,7 +2,8 @@
 // Describes ops and idle intervals as text: for the tooltip and for screen readers.
 
 const kCauseWords = {warm_up: 'warm-up', drain: 'drain', sender: 'sender', slice: 'slice', link: 'link',
-                     optimizer: 'optimizer', other: 'other'};
+                     optimizer: 'optimizer', host: 'host copy', other: 'other'};
+const toHost = (lane) => lane.kind.endsWith(' host');
 
 // Returns the label of an op: letter, microbatch, slice.
 function labelOf(run, i) {
@@ -12,6 +13,7 @@ function labelOf(run, i) {
   if (kind === kOptimizer) return 'O' + run.microbatch[i];
   const slice = (s) => run.sliced ? '.' + s : '';
   const op = (letter) => letter + run.microbatch[i] + slice(run.slice[i]);
+  if (isTransfer(kind) && toHost(laneOf(run, i))) return (kind === 12 ? 'offload ' : 'reload ') + op('F');
   if (isTransfer(kind)) return 'send ' + op(letterOf(kind));
   if (kind >= kPasses) return op(letterOf(kind));
   if (kind >= 8) return op('R');
@@ -21,10 +23,10 @@ function labelOf(run, i) {
   return op(kLetters[kind & 3]) + '+' + kLetters[partner.kind[p]] + partner.microbatch[p] + slice(partner.slice[p]);
 }
 
-// Returns the label without "send", which the lane of a transfer implies.
+// Returns the label without the verb, which the lane of a transfer implies.
 function shortLabelOf(run, i) {
   const text = labelOf(run, i);
-  return text.startsWith('send ') ? text.slice(5) : text;
+  return text.replace(/^(send|offload|reload) /, '');
 }
 
 // Returns "F3 on rank 1", with the stage if the rank has several.

@@ -31,6 +31,7 @@ int kind_code(const Vertex& vertex) {
     case VertexKind::transfer: return 12 + op;
     case VertexKind::collective: return kCollectiveKind;
     case VertexKind::optimizer: return kOptimizerKind;
+    case VertexKind::offload: return 12 + op;  // on lanes of their own
   }
   return kOptimizerKind;
 }
@@ -161,7 +162,7 @@ class RunEncoder {
   std::int32_t position(VertexId v) const { return v == kNoVertex ? -1 : order_.position[v]; }
 
   OrderedJson describe_lane(std::size_t l) const {
-    constexpr const char* kLaneNames[] = {"compute", "collective", "link"};
+    constexpr const char* kLaneNames[] = {"compute", "collective", "link", "to host", "from host"};
     const Lane& lane = graph_.lanes()[l];
     OrderedJson row = {
         {"kind", kLaneNames[static_cast<int>(lane.kind)]}, {"rank", lane.rank}, {"ops", order_.lane_size[l]}};

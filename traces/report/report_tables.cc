@@ -19,8 +19,8 @@ double fraction(Duration part, Duration whole) {
 }
 
 // The names of causes, in the order of IdleCause.
-constexpr std::array<std::string_view, kNumIdleCauses> kCauseWords = {"warm-up", "drain",     "sender", "slice",
-                                                                      "link",    "optimizer", "other"};
+constexpr std::array<std::string_view, kNumIdleCauses> kCauseWords = {"warm-up", "drain",     "sender",    "slice",
+                                                                      "link",    "optimizer", "host copy", "other"};
 constexpr std::array<std::string_view, kNumIdleCauses> kCauseMeaning = {
     "before the first backward of the rank, while the pipeline fills",
     "after the last forward of the rank, while the pipeline drains",
@@ -28,6 +28,7 @@ constexpr std::array<std::string_view, kNumIdleCauses> kCauseMeaning = {
     "the next slice of the current microbatch has not yet been computed",
     "the transfer is queued or in flight",
     "reductions, the global norm and optimizer steps",
+    "a copy of activations to the host or back has not ended",
     "all dependencies had ended"};
 
 class Table {

@@ -65,7 +65,7 @@ class Timeline {
     const byRank = Array.from({length: run.ranks}, () => ({links: [], collective: null, parts: null}));
     for (const lane of run.lanes) {
       if (lane.first === lane.last) continue;
-      if (lane.kind === 'link') byRank[lane.rank].links.push(lane);
+      if (lane.kind === 'link' || toHost(lane)) byRank[lane.rank].links.push(lane);
       if (lane.kind === 'collective') byRank[lane.rank].collective = lane;
       if (lane.kind === 'parts') byRank[lane.rank].parts = lane;
     }
@@ -206,7 +206,7 @@ class Timeline {
       context.fillStyle = lane.kind === 'compute' ? colours.text : colours.soft;
       if (lane.kind !== 'compute') context.font = kFont(10);
       else context.font = kFont(12);
-      const text = lane.kind === 'link' ? '→ ' + lane.peer : lane.kind === 'collective' ? 'coll.' : lane.kind === 'parts' ? 'experts' :
+      const text = lane.kind === 'link' ? '→ ' + lane.peer : toHost(lane) ? lane.kind : lane.kind === 'collective' ? 'coll.' : lane.kind === 'parts' ? 'experts' :
         (narrow ? 'r' : 'rank ') + lane.rank;
       context.fillText(text, view.gutter - 7, middle + 0.5);
       free = middle + 6;

@@ -25,6 +25,7 @@ RowKind kind_of(const Vertex& vertex) {
     case VertexKind::transfer: return RowKind::transfer;
     case VertexKind::collective: return RowKind::collective;
     case VertexKind::optimizer: return RowKind::optimizer;
+    case VertexKind::offload: return RowKind::offload;
   }
   return RowKind::F;
 }
@@ -56,6 +57,11 @@ std::string name_of(const OpRow& row, bool sliced) {
     case RowKind::joint: return text_of(row.op, sliced) + "+" + text_of(row.partner, sliced);
     case RowKind::recompute: return "recompute for " + text_of(row.op, sliced);
     case RowKind::transfer: return fmt::format("send {} {}->{}", text_of(row.op, sliced), row.rank, row.peer);
+    case RowKind::offload: {
+      RowOp forward = row.op;
+      forward.kind = OpKind::F;
+      return (row.op.kind == OpKind::F ? "offload " : "reload ") + text_of(forward, sliced);
+    }
     case RowKind::optimizer: return fmt::format("optimizer(stage {}, step {})", row.op.stage, row.op.microbatch);
     case RowKind::collective: {
       const std::string_view kind = name_of(row.collective);
@@ -103,6 +109,8 @@ RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const 
       row.end = end;
       row.latency = arrives - start;
       row.bytes = graph.transfer_bytes(graph[v]);
+    } else if (row.kind == RowKind::offload) {
+      row.bytes = graph.offload_bytes(graph[v]).sum();
     } else if (row.kind == RowKind::collective) {
       const Collective collective = graph.collective(graph[v]);
       row.bytes = collective.bytes;

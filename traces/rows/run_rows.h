@@ -16,13 +16,15 @@
 
 namespace sluice::traces {
 
-enum class RowKind : std::uint8_t { F, B, I, W, S, T, joint, recompute, transfer, collective, optimizer };
-inline constexpr int kNumRowKinds = 11;
+enum class RowKind : std::uint8_t { F, B, I, W, S, T, joint, recompute, transfer, collective, optimizer, offload };
+inline constexpr int kNumRowKinds = 12;
 inline constexpr std::array<std::string_view, kNumRowKinds> kRowKindNames = {
-    "F", "B", "I", "W", "S", "T", "F+B", "recompute", "transfer", "collective", "optimizer"};
+    "F", "B", "I", "W", "S", "T", "F+B", "recompute", "transfer", "collective", "optimizer", "offload"};
 
 // Whether rows of this kind occupy their rank's compute lane; the others run concurrently.
-constexpr bool occupies_rank(RowKind kind) { return kind != RowKind::transfer && kind != RowKind::collective; }
+constexpr bool occupies_rank(RowKind kind) {
+  return kind != RowKind::transfer && kind != RowKind::collective && kind != RowKind::offload;
+}
 constexpr RowKind row_kind(OpKind kind) { return static_cast<RowKind>(kind); }
 // The row kind of a graph vertex.
 RowKind kind_of(const Vertex& vertex);
@@ -47,12 +49,13 @@ struct OpRow {
   CollectiveKind collective = CollectiveKind::gradient_reduce;
   std::int16_t rank = 0;   // for a transfer: the sender; a collective has one row per participating rank
   std::int16_t peer = -1;  // for a transfer: the receiver
-  RowOp op;                // for a transfer: the producer, F of activations, B or I of gradients
+  RowOp op;                // for a transfer: the producer, F of activations, B or I of gradients; for an offload: F to
+                           // the host, B back
   RowOp partner;           // for a joint block: its second op
   Duration start{};
   Duration end{};
   Duration latency{};          // for a transfer: time from its end to its arrival
-  std::int64_t bytes = 0;      // for a transfer or a collective
+  std::int64_t bytes = 0;      // for a transfer, a collective or an offload
   std::int32_t need = kNoRow;  // the dependency that ended last, if known
 };
 

@@ -19,6 +19,7 @@ std::string what(const OpGraph& graph, const Vertex& vertex) {
     case VertexKind::transfer: return fmt::format("send {}", letter(vertex.op));
     case VertexKind::collective: return std::string(name_of(graph.collective(vertex).kind));
     case VertexKind::optimizer: return "optimizer";
+    case VertexKind::offload: return vertex.op == OpKind::F ? "offload" : "reload";
   }
   return "?";
 }
@@ -63,6 +64,7 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
                    seconds(timeline.end[v]), seconds(free[v]), static_cast<int>(critical[v]));
     if (transfer) fmt::format_to(to, "{}", graph.transfer_bytes(vertex));
     if (collective) fmt::format_to(to, "{}", graph.collective(vertex).bytes);
+    if (vertex.kind == VertexKind::offload) fmt::format_to(to, "{}", graph.offload_bytes(vertex).sum());
     const VertexId need = last_need(graph, timeline, v).vertex;
     // Names contain commas.
     if (need != kNoVertex) fmt::format_to(to, ",\"{}\"", graph.name(need));

@@ -47,6 +47,7 @@ constexpr Rgb colour_of(const Vertex& vertex) {
     case VertexKind::joint: return colour_of(vertex.op);
     case VertexKind::recompute: return palette::kRecompute;
     case VertexKind::transfer:
+    case VertexKind::offload:
     case VertexKind::collective: return palette::kCommunication;
     case VertexKind::optimizer: return palette::kOptimizer;
   }

@@ -241,7 +241,7 @@ TEST_F(ReadTrace, ErrorsNameEventAndCause) {
       {"\"name\":\"send F0\"", "\"name\":\"sent F0\"",
        "EVENT: expected a name such as send F3 or recv B3, got 'sent F0'"},
       {"\"cat\":\"compute\"", "\"cat\":\"computation\"",
-       "EVENT: expected a cat of compute, p2p, coll, opt, part or idle, got 'computation'"},
+       "EVENT: expected a cat of compute, p2p, coll, opt, host, part or idle, got 'computation'"},
       {"\"name\":\"gradient reduce 0\"", "\"name\":\"gradient reduced 0\"",
        "EVENT: unknown collective 'gradient reduced'; did you mean 'gradient reduce'?"},
       {"\"cause\":\"warm_up\"", "\"cause\":\"cable\"", "EVENT: unknown cause 'cable'"},
