@@ -49,7 +49,7 @@ class Account {
     if (keep_) memory_.samples.push_back({Duration{0}, standing_});
   }
 
-  void apply(Duration time, const Delta& delta) {
+  [[gnu::always_inline]] void apply(Duration time, const Delta& delta) {
     held_ += delta;
     sum_ += delta.sum();
     if (sum_ > peak_) {
@@ -250,7 +250,7 @@ struct Apart {
 
 // The changes of each rank's memory by copies to its host, which free what they copied when they end, and back, which
 // allocate it when they start; in the order of time, frees first.
-std::vector<std::vector<Apart>> offload_changes(const OpGraph& graph, const Timeline& timeline) {
+[[gnu::noinline]] std::vector<std::vector<Apart>> offload_changes(const OpGraph& graph, const Timeline& timeline) {
   std::vector<std::vector<Apart>> out(to_size(graph.schedule().num_ranks()));
   if (graph.lanes().empty() || graph.lanes().back().kind != LaneKind::from_host) return out;
   for (VertexId v = 0; v < graph.size(); ++v) {

@@ -41,7 +41,7 @@ Metrics measure(const OpGraph& graph, const Timeline& timeline) {
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
     last = std::max(last, timeline.end[v]);
-    if (!on_compute_lane(vertex.kind)) continue;
+    if (vertex.lane >= schedule.num_ranks()) continue;        // not a compute lane
     const auto rank = static_cast<std::size_t>(vertex.lane);  // compute lanes are numbered by rank
     RankMetrics& of = metrics.ranks[rank];
     of.busy += timeline.end[v] - timeline.start[v];
