@@ -22,17 +22,19 @@ class OpClasses {
     for (int stage = 0; stage < schedule.num_stages(); ++stage) alike_.push_back(cost.alike(stage));
   }
 
-  std::size_t count() const { return kNumOpKinds * slices_ * alike_.size(); }
+  std::size_t count() const { return kKinds * slices_ * alike_.size(); }
   // Returns the class of the op of `vertex`, below count().
   std::size_t of(const Vertex& vertex) const { return index(vertex, alike_[static_cast<std::size_t>(vertex.stage)]); }
   // As `of`, with stages apart though their contents are the same.
   std::size_t on_its_stage(const Vertex& vertex) const { return index(vertex, vertex.stage); }
 
  private:
+  static constexpr std::size_t kKinds = 8;  // kNumOpKinds or more, a power of two
+
   std::size_t index(const Vertex& vertex, int stage) const {
     const std::size_t slice =
         offsets_[schedule_.shape_index(vertex.microbatch)] + static_cast<std::size_t>(vertex.slice);
-    return kNumOpKinds * (static_cast<std::size_t>(stage) * slices_ + slice) + static_cast<std::size_t>(vertex.op);
+    return kKinds * (static_cast<std::size_t>(stage) * slices_ + slice) + static_cast<std::size_t>(vertex.op);
   }
 
   const Schedule& schedule_;

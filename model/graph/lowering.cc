@@ -223,7 +223,7 @@ class Lowering {
     return true;
   }
 
-  bool collect_needs(const Op& op, const Place& place) {
+  [[gnu::always_inline]] bool collect_needs(const Op& op, const Place& place) {
     const std::size_t here = place.cell;
     const auto units = to_size(schedule_.num_units());
     const int stages = schedule_.num_stages();
@@ -242,7 +242,7 @@ class Lowering {
     }
   }
 
-  bool need_passes(const Op& op) {
+  [[gnu::noinline]] bool need_passes(const Op& op) {
     blocked_on_ = kPasses;
     return vocabulary_->collect(op, schedule_.rank_of(op.stage, op.microbatch), needs_, num_needs_);
   }
@@ -351,7 +351,7 @@ class Lowering {
   }
 
   // Emits the transfers of a vocabulary pass, or of the last forward, and wakes the ranks that wait for one.
-  void pass_on(const Op& op, VertexId id) {
+  [[gnu::noinline]] void pass_on(const Op& op, VertexId id) {
     const auto emit_transfer = [this](const Vertex& vertex, std::span<const VertexId> needs) {
       num_needs_ = static_cast<int>(std::copy(needs.begin(), needs.end(), needs_.begin()) - needs_.begin());
       return emit(vertex);

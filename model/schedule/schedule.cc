@@ -201,9 +201,8 @@ void Schedule::check_ops() {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Op& op = list[i];
-      const bool plain = !op.joined && !of_vocabulary(op.kind) && in(op.stage, num_stages()) &&
-                         in(op.microbatch, total_microbatches()) && in(op.slice, num_slices(op.microbatch)) &&
-                         rank_of(op.stage, op.microbatch) == rank;
+      const bool plain = !op.joined && in(op.stage, num_stages()) && in(op.microbatch, total_microbatches()) &&
+                         in(op.slice, num_slices(op.microbatch)) && rank_of(op.stage, op.microbatch) == rank;
       if (!plain) check_op(rank, i);
       const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
       auto& cell = seen[op.stage * num_units_ + first_unit(op.microbatch) + op.slice];
@@ -225,6 +224,12 @@ void Schedule::check_ops() {
     }
   }
   split_backward_ = (kinds & 0b1000) != 0;
+  constexpr unsigned kVocabulary = 0b110000;
+  for (int rank = 0; (kinds & kVocabulary) != 0 && rank < num_ranks(); ++rank) {
+    for (std::size_t i = 0; i < ops(rank).size(); ++i) {
+      if (of_vocabulary(ops(rank)[i].kind)) check_op(rank, i);
+    }
+  }
   check_complete(seen);
 }
 

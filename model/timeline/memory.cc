@@ -105,7 +105,7 @@ class Changes {
       shape_offset_.push_back(slices_);
       slices_ += static_cast<std::size_t>(shape.num_slices());
     }
-    per_route_ = kNumOpKinds * slices_ * static_cast<std::size_t>(schedule_.num_stages());
+    per_route_ = kKinds * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
     known_.resize(rows_.size(), 0);
     last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
@@ -116,7 +116,7 @@ class Changes {
   [[gnu::always_inline]] std::uint32_t row_of(const Vertex& op) {
     const std::size_t slice = shape_offset_[schedule_.shape_index(op.microbatch)] + to_size(op.slice);
     const std::size_t row = to_size(schedule_.route(op.microbatch)) * per_route_ +
-                            kNumOpKinds * (to_size(op.stage) * slices_ + slice) + static_cast<std::size_t>(op.op);
+                            kKinds * (to_size(op.stage) * slices_ + slice) + static_cast<std::size_t>(op.op);
     if (known_[row] == 0) learn(row, op);
     return static_cast<std::uint32_t>(row);
   }
@@ -141,6 +141,8 @@ class Changes {
   const Change& at(std::size_t row) const { return rows_[row]; }
 
  private:
+  static constexpr std::size_t kKinds = 8;  // kNumOpKinds or more, a power of two
+
   // The receive buffer that the op frees when it starts (it becomes part of its stored input, or is read immediately).
   std::int64_t received_by(const Vertex& op) const {
     const bool forward = op.op == OpKind::F;
