@@ -138,6 +138,8 @@ struct Times {
       case OpKind::I: return std::llround(one(b, op) * 1e9);
       case OpKind::W: return std::llround(one(w, op) * 1e9);
       case OpKind::B: return std::llround((one(b, op) + one(w, op)) * 1e9);
+      case OpKind::S:
+      case OpKind::T: break;
     }
     return 0;
   }
