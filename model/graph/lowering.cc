@@ -227,19 +227,17 @@ class Lowering {
     const std::size_t here = place.cell;
     const auto units = to_size(schedule_.num_units());
     const int stages = schedule_.num_stages();
-    switch (op.kind) {
-      case OpKind::F:
-        return (op.stage == 0 || need_op(true, here - units, forward_link_[place.link - 1])) &&
-               (op.slice == 0 || need_op(true, here - 1, kSameRank));
-      case OpKind::B:
-      case OpKind::I:
-        return need_op(true, here, kSameRank) &&
-               (op.stage + 1 == stages ? vocabulary_ == nullptr || need_passes(op)
-                                       : need_op(false, here + units, backward_link_[place.link + 1])) &&
-               (op.slice + 1 == schedule_.num_slices(op.microbatch) || need_op(false, here + 1, kSameRank));
-      case OpKind::W: return need_op(false, here, kSameRank);
-      default: return need_passes(op);
+    if (op.kind == OpKind::F) {
+      return (op.stage == 0 || need_op(true, here - units, forward_link_[place.link - 1])) &&
+             (op.slice == 0 || need_op(true, here - 1, kSameRank));
     }
+    if (op.kind == OpKind::W) return need_op(false, here, kSameRank);
+    if (op.kind > OpKind::W) [[unlikely]]
+      return need_passes(op);
+    return need_op(true, here, kSameRank) &&
+           (op.stage + 1 != stages ? need_op(false, here + units, backward_link_[place.link + 1])
+                                   : vocabulary_ == nullptr || need_passes(op)) &&
+           (op.slice + 1 == schedule_.num_slices(op.microbatch) || need_op(false, here + 1, kSameRank));
   }
 
   [[gnu::noinline]] bool need_passes(const Op& op) {
@@ -334,10 +332,9 @@ class Lowering {
 
   // Records `op`, sends its result, wakes the rank that waits for it, and counts its gradient.
   void hand_over(const Op& op, const Place& place, VertexId id) {
-    if (op.kind >= OpKind::W) {
-      if (op.kind != OpKind::S) count_gradient(op, id);
-      return op.kind == OpKind::W ? void() : pass_on(op, id);
-    }
+    if (op.kind == OpKind::W) return count_gradient(op, id);
+    if (op.kind > OpKind::W) [[unlikely]]
+      return pass_on(op, id);
     const bool forward = op.kind == OpKind::F;
     (forward ? forward_ : gradient_)[place.cell] = id;
     const int neighbor = op.stage + (forward ? 1 : -1);
@@ -352,6 +349,7 @@ class Lowering {
 
   // Emits the transfers of a vocabulary pass, or of the last forward, and wakes the ranks that wait for one.
   [[gnu::noinline]] void pass_on(const Op& op, VertexId id) {
+    if (op.kind == OpKind::T) count_gradient(op, id);
     const auto emit_transfer = [this](const Vertex& vertex, std::span<const VertexId> needs) {
       num_needs_ = static_cast<int>(std::copy(needs.begin(), needs.end(), needs_.begin()) - needs_.begin());
       return emit(vertex);

@@ -436,6 +436,7 @@ std::vector<std::vector<OffloadCopy>> plan_offload(const Schedule& schedule, con
 }
 
 void add_offload(OpGraph::Data& graph, const OffloadOptions& options) {
+  refuse_vocabulary(*graph.schedule, "activations are not offloaded beside them");
   const std::vector<std::vector<OffloadCopy>> plan = plan_offload(*graph.schedule, options);
   if (std::all_of(plan.begin(), plan.end(), [](const auto& copies) { return copies.empty(); })) return;
   Insertion(graph, plan, options.window).run();

@@ -53,6 +53,7 @@ std::vector<std::vector<OffloadCopy>> plan_offload(const Schedule& schedule, con
 // Adds the copies to a lowered graph: a vertex of kind `offload` with op F after a forward, on a lane of its rank to
 // the host, and one with op B before the backward, which waits for it, on a lane back. Without a window, nothing but
 // the copy back waits for a copy to the host: a rank that copies slower than it computes holds activations longer.
+// Throws ScheduleError for schedules with vocabulary passes.
 void add_offload(OpGraph::Data& graph, const OffloadOptions& options);
 
 }  // namespace sluice::model

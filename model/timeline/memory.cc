@@ -107,6 +107,7 @@ class Changes {
     }
     per_route_ = kKinds * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
+    alike_ = schedule_.shapes().size() == 1 && schedule_.num_routes() == 1;
     known_.resize(rows_.size(), 0);
     last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
   }
@@ -114,9 +115,11 @@ class Changes {
   // The row of an op's change in `at`: of a compute vertex, a half of a joint one, or the op whose result a transfer
   // moves. Inlined whatever is compiled beside it: it runs once per vertex.
   [[gnu::always_inline]] std::uint32_t row_of(const Vertex& op) {
-    const std::size_t slice = shape_offset_[schedule_.shape_index(op.microbatch)] + to_size(op.slice);
-    const std::size_t row = to_size(schedule_.route(op.microbatch)) * per_route_ +
-                            kKinds * (to_size(op.stage) * slices_ + slice) + static_cast<std::size_t>(op.op);
+    std::size_t row = kKinds * (to_size(op.stage) * slices_ + to_size(op.slice)) + static_cast<std::size_t>(op.op);
+    if (!alike_) {
+      row += kKinds * shape_offset_[schedule_.shape_index(op.microbatch)] +
+             to_size(schedule_.route(op.microbatch)) * per_route_;
+    }
     if (known_[row] == 0) learn(row, op);
     return static_cast<std::uint32_t>(row);
   }
@@ -230,6 +233,7 @@ class Changes {
   std::vector<std::size_t> shape_offset_;
   std::size_t slices_ = 0;     // over all shapes
   std::size_t per_route_ = 0;  // rows
+  bool alike_ = false;         // all microbatches have one shape and one route
   std::vector<Change> rows_;   // of ops, then of joint blocks
   std::vector<char> known_;
   std::map<std::uint64_t, std::uint32_t> blocks_;                     // row of a pair of rows

@@ -168,7 +168,8 @@ void check_copies(const OffloadRun& run, int window) {
 }
 
 const test::Sizes& offload_sizes() {
-  static const test::Sizes kSizes = test::small_scope() ? test::Sizes{3, 4, 2, 1} : test::Sizes{4, 7, 2, 2};
+  static const test::Sizes kSizes =
+      test::small_scope() ? test::Sizes{3, 4, 2, 1, false} : test::Sizes{4, 7, 2, 2, false};
   return kSizes;
 }
 
@@ -310,6 +311,13 @@ TEST(Offload, ForwardsWaitForCopiesWhereThatIsFree) {
     }
   }
   EXPECT_GT(wider, 0);
+}
+
+TEST(Offload, BesideVocabularyPassesIsRefused) {
+  const CopyCost cost(1, 40);
+  const OffloadOptions everything = offload_options(cost, 1.0);
+  const Schedule schedule = make_schedule(find_family("1f1b-vocab-1"), {.ranks = 2, .microbatches = 4});
+  EXPECT_THROW(OffloadRun(schedule, cost, &everything), ScheduleError);
 }
 
 }  // namespace

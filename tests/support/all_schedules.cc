@@ -7,6 +7,7 @@ namespace sluice::test {
 int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedule&)>& use) {
   int count = 0;
   for (const Family& family : all_families()) {
+    if (family.vocabulary_barriers > 0 && !sizes.vocabulary) continue;
     for (int p = 1; p <= sizes.ranks; ++p) {
       for (int m = 1; m <= sizes.microbatches; ++m) {
         for (int v = 1; v <= sizes.chunks; ++v) {

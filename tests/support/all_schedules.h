@@ -14,6 +14,7 @@ struct Sizes {
   int microbatches = 8;
   int chunks = 3;
   int slices = 4;
+  bool vocabulary = true;  // families with vocabulary passes, too
 };
 int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedule&)>& use);
 

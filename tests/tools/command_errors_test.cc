@@ -268,7 +268,7 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --seq-length 3 --slices 4",
        "--slices: expected at most one slice for each of 3 tokens, got 4"},
       {"simulate --pp 2 --microbatches 2 --uniform f=1,g=2",
-       "--uniform: expected f=, b=, w=, s=, t=, fb= or comm=, got 'g=2'; did you mean 'f'?"},
+       "--uniform: expected f=, b=, w=, s=, t=, fb=, comm= or copy=, got 'g=2'; did you mean 'f'?"},
       {"simulate --pp 2 --microbatches 2 --uniform f=nan",
        "--uniform: f: expected seconds between 0 and 1e8, got 'nan'"},
       {"simulate --pp 2 --microbatches 2 --uniform f=-1", "--uniform: f: expected seconds between 0 and 1e8, got '-1'"},

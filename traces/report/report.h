@@ -52,8 +52,8 @@ struct Report {
   bool embedded = false;                           // show timeline and memory only, for a frame of another page
 };
 
-// The runs are named by letters.
-inline constexpr std::size_t kMostReportRuns = 26;
+// Runs that a report can have: more make a page that no browser draws in a second.
+inline constexpr std::size_t kMostReportRuns = 40;
 
 // Whether a report has more runs than can be compared in detail: its summary is a table, and it has no other tables.
 inline bool is_gallery(const Report& report) { return report.runs.size() > 2; }

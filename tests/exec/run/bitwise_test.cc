@@ -32,22 +32,24 @@ RunSpec adam(const Transformer& model) {
 TEST(Bitwise, ExecutorMatchesOneThreadForEveryFamily) {
   int tried = 0;
   const bool small = test::small_scope();
-  test::for_each_schedule({.ranks = 4, .microbatches = 8, .chunks = 2, .slices = 4}, [&](const Schedule& made) {
-    if (made.weight_policy() != WeightPolicy::flush) return;
-    if (small && (made.num_microbatches() != 4 || made.num_ranks() == 3)) return;
-    SCOPED_TRACE(test::describe(made));
-    Schedule schedule = made;
-    schedule.resize({uneven(made.max_slices())});
-    RunSpec spec = adam(tried % 2 == 0 ? test::small_gpt(made.num_stages()) : test::small_llama(made.num_stages()));
-    spec.data_parallel = tried % 3 == 0 ? 2 : 1;
-    spec.recompute = tried % 5 == 0;
-    expect_same_bits(spec, schedule);
-    if (tried % 4 == 0) {
-      spec.model = tried % 8 == 0 ? test::small_mixtral(made.num_stages()) : test::small_expert_gpt(made.num_stages());
-      expect_same_bits(spec, schedule);
-    }
-    ++tried;
-  });
+  test::for_each_schedule(
+      {.ranks = 4, .microbatches = 8, .chunks = 2, .slices = 4, .vocabulary = false}, [&](const Schedule& made) {
+        if (made.weight_policy() != WeightPolicy::flush) return;
+        if (small && (made.num_microbatches() != 4 || made.num_ranks() == 3)) return;
+        SCOPED_TRACE(test::describe(made));
+        Schedule schedule = made;
+        schedule.resize({uneven(made.max_slices())});
+        RunSpec spec = adam(tried % 2 == 0 ? test::small_gpt(made.num_stages()) : test::small_llama(made.num_stages()));
+        spec.data_parallel = tried % 3 == 0 ? 2 : 1;
+        spec.recompute = tried % 5 == 0;
+        expect_same_bits(spec, schedule);
+        if (tried % 4 == 0) {
+          spec.model =
+              tried % 8 == 0 ? test::small_mixtral(made.num_stages()) : test::small_expert_gpt(made.num_stages());
+          expect_same_bits(spec, schedule);
+        }
+        ++tried;
+      });
   EXPECT_GT(tried, small ? 50 : 100);
 }
 

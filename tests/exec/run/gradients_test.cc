@@ -63,7 +63,8 @@ void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
 // Every family with a flush, p up to 4, v up to 2, k up to 4 with uneven slices, two model styles.
 TEST(Gradients, MatchOneDevice) {
   int tried = 0;
-  const test::Sizes sizes{.ranks = 4, .microbatches = small_scope() ? 4 : 8, .chunks = 2, .slices = 4};
+  const test::Sizes sizes{
+      .ranks = 4, .microbatches = small_scope() ? 4 : 8, .chunks = 2, .slices = 4, .vocabulary = false};
   test::for_each_schedule(sizes, [&](const Schedule& made) {
     if (made.weight_policy() != WeightPolicy::flush) return;
     if (small_scope() && (made.num_ranks() == 3 || made.num_microbatches() % 4 != 0)) return;
@@ -118,7 +119,8 @@ PackedBatch packed_batch(const Schedule& schedule, std::mt19937& random) {
 TEST(Gradients, OfPackedDocumentsAreThoseOfDocumentsAlone) {
   int tried = 0;
   std::mt19937 random(3);
-  const test::Sizes sizes{.ranks = small_scope() ? 2 : 4, .microbatches = 4, .chunks = 2, .slices = 3};
+  const test::Sizes sizes{
+      .ranks = small_scope() ? 2 : 4, .microbatches = 4, .chunks = 2, .slices = 3, .vocabulary = false};
   test::for_each_schedule(sizes, [&](const Schedule& made) {
     if (made.weight_policy() != WeightPolicy::flush || made.num_ranks() == 3 || made.num_batches() > 1) return;
     SCOPED_TRACE(test::describe(made));
