@@ -119,6 +119,7 @@ struct Training {
 
   Work work = Work::training;
   int vocabulary_barriers = 0;  // of the schedule; 0: the embedding is on the first stage and the head on the last one
+  int offload_window = 0;       // OffloadOptions::window, which no key sets (planned_setup)
   int tp = 1;
   int cp = 1;  // number of ranks over which the tokens of a sequence are split, each with two of 2 cp chunks, so that
                // all have the same causal work
@@ -169,15 +170,14 @@ struct Training {
   // Fraction of the optimizer states that are in host memory, where the host updates their parameters (ZeRO-Offload,
   // Ren et al. 2021; Megatron-LM's optimizer-offload-fraction).
   double optimizer_offload = 0;
-  // The copies of gradients to the host and of parameters back overlap with its updates and those of the GPU.
-  bool overlap_optimizer_offload = false;
   // Fraction of what each rank's forwards store that is copied to host memory until its backward (graph/offload.h);
   // kAutomaticOffload: as much as delays no op.
   double activation_offload = 0;
   static constexpr double kAutomaticOffload = -1;
   // Modules whose inputs alone are copied; empty: everything is (Megatron-LM's offload-modules).
   std::vector<std::string> offload_modules;
-  int offload_window = 0;  // OffloadOptions::window, which no key sets (planned_setup)
+  // The copies of gradients to the host and of parameters back overlap with its updates and those of the GPU.
+  bool overlap_optimizer_offload = false;
   // PyTorch's pipeline stages: the last one keeps the 16-bit logits of every microbatch, and each has buffers for what
   // it receives of every microbatch, until the end of the batch (torch/distributed/pipelining/stage.py: output_chunks,
   // args_recv_info and grad_recv_info). Without effect on one stage.

@@ -78,13 +78,15 @@ class RunPicture {
 
   void axes(Svg& out) const {
     const double bottom = kCurveTop + kCurveHeight;
-    for (double day = 0; day <= days(result_.wall) * (1 + 1e-9); day += step_) {
+    for (int i = 0; i * step_ <= days(result_.wall) * (1 + 1e-9); ++i) {
+      const double day = i * step_;
       const double part = day / days(result_.wall);
       out.line(kLeft + kPlot * part, kCurveTop, kLeft + kPlot * part, bottom, R"(stroke="#e0e0e0")");
       out.text(kLeft + kPlot * part, bottom + 14, tick_label(day, step_), kSize, Svg::Anchor::middle);
     }
     const double step = tick_step(days(result_.wall), 5);
-    for (double day = 0; day <= days(result_.wall) * (1 + 1e-9); day += step) {
+    for (int i = 0; i * step <= days(result_.wall) * (1 + 1e-9); ++i) {
+      const double day = i * step;
       const double at = bottom - kCurveHeight * day / days(result_.wall);
       out.line(kLeft, at, kLeft + kPlot, at, R"(stroke="#e0e0e0")");
       out.text(kLeft - 6, at + 4, tick_label(day, step), kSize, Svg::Anchor::end);
