@@ -469,9 +469,10 @@ def test_zero_bubble_schedules_leave_no_bubble_where_memory_allows_it():
 
 
 UNSLICED = [row["name"] for row in sluice.families() if row["flush"] and row["replicas"] == 1 and not row["sliced"]]
+VOCABULARY = {"1f1b-vocab-1", "1f1b-vocab-2", "v-half-vocab-1", "v-half-vocab-2", "interlaced"}
 
 
-@pytest.mark.parametrize("family", UNSLICED)
+@pytest.mark.parametrize("family", [family for family in UNSLICED if family not in VOCABULARY])
 def test_the_replay_without_blocking_equals_the_simulation(family):
     schedule = sluice.schedule(family, pp=4, microbatches=4 if family == "hanayo" else 8)
     if any(len(op) == 2 for rank in range(4) for op in schedule.ops(rank)):

@@ -26,6 +26,11 @@ REFUSED = {
     "chimera": "stages on two ranks",
     "pipedream": "schedules without a flush",
     "pipedream-2bw": "schedules without a flush",
+    "1f1b-vocab-1": "vocabulary passes",
+    "1f1b-vocab-2": "vocabulary passes",
+    "v-half-vocab-1": "vocabulary passes",
+    "v-half-vocab-2": "vocabulary passes",
+    "interlaced": "vocabulary passes",
 }
 
 QUIET = 0.02  # largest fraction of its time in which a process of a quiet machine waits for a core
