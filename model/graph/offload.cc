@@ -154,7 +154,8 @@ class RankOffload {
     }
   }
 
-  // Copies all that has a part: to the host at once, and back as late as possible, or at once where that is too late.
+  // Copies all that has a part: to the host immediately, and back as late as possible, or immediately if that is too
+  // late.
   void time_all() {
     Duration free{};
     for (Stored& stored : stored_) {

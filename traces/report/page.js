@@ -204,7 +204,7 @@ async function start() {
   const runs = await Promise.all(names.map((name, index) => loadRun(index, name)));
   view.end = Math.max(1, ...runs.map((run) => run.makespan));
   view.t1 = view.end;
-  const letters = runs.map((_, index) => runs.length > 1 ? String.fromCharCode(65 + index) : '');
+  const letters = runs.map((_, index) => runs.length > 1 ? String.fromCharCode(index < 26 ? 65 + index : 71 + index) : '');
   runs.forEach((run, index) => {
     new Timeline(run, letters[index], box);
   });

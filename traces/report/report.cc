@@ -55,7 +55,7 @@ std::string scenarios_html(const Report& report) {
   for (std::size_t run = 0; run < report.runs.size(); ++run) {
     if (report.runs[run].scenario.empty()) continue;
     if (report.runs.size() > 1) {
-      out += fmt::format("<h3><span class=\"run\">{}</span> {}</h3>\n", static_cast<char>('A' + run),
+      out += fmt::format("<h3><span class=\"run\">{}</span> {}</h3>\n", run_letter(run),
                          html_escaped(report.runs[run].name));
     }
     out += "<pre class=\"scenario\" tabindex=\"0\">" + html_escaped(report.runs[run].scenario) + "</pre>\n";

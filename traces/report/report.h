@@ -52,8 +52,9 @@ struct Report {
   bool embedded = false;                           // show timeline and memory only, for a frame of another page
 };
 
-// Runs that a report can have: more make a page that no browser draws in a second.
-inline constexpr std::size_t kMostReportRuns = 40;
+// The runs are named by letters: A to Z, then a to z (page.js has the same).
+inline constexpr std::size_t kMostReportRuns = 52;
+constexpr char run_letter(std::size_t run) { return static_cast<char>(run < 26 ? 'A' + run : 'a' + (run - 26)); }
 
 // Whether a report has more runs than can be compared in detail: its summary is a table, and it has no other tables.
 inline bool is_gallery(const Report& report) { return report.runs.size() > 2; }

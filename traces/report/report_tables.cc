@@ -156,7 +156,7 @@ std::string gallery_table(const Report& report) {
   table.body();
   for (std::size_t run = 0; run < report.runs.size(); ++run) {
     const ReportRun& of = report.runs[run];
-    table.row(fmt::format("{} {}", static_cast<char>('A' + run), of.name), static_cast<double>(run));
+    table.row(fmt::format("{} {}", run_letter(run), of.name), static_cast<double>(run));
     for (const ReportMetric& column : report.runs[0].headline) {
       const auto metric = std::find_if(of.headline.begin(), of.headline.end(),
                                        [&](const ReportMetric& each) { return each.label == column.label; });
