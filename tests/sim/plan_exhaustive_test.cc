@@ -22,10 +22,11 @@ namespace {
 
 using nlohmann::json;
 
+// Spaces with a configuration that fits; about one in four has none.
 #ifdef SLUICE_SANITIZED
-constexpr int kSpacesTried = 2;  // a space takes 5 s
+constexpr int kSpaces = 1;  // a space takes 5 s
 #else
-constexpr int kSpacesTried = 20;
+constexpr int kSpaces = 12;
 #endif
 
 struct SmallSpace {
@@ -212,7 +213,8 @@ TEST(PlanExhaustive, FirstIsTheBestOfSmallSpaces) {
   std::mt19937 random(static_cast<unsigned>(GTEST_FLAG_GET(random_seed) + 17));
   int found = 0;
   int simulated = 0;
-  for (int tried = 0; tried < kSpacesTried; ++tried) {
+  for (int tried = 0; found < kSpaces; ++tried) {
+    ASSERT_LT(tried, 3 * kSpaces + 10);
     const SmallSpace small = small_space(random);
     const double gib = std::uniform_real_distribution<double>(1, 12)(random);
     const auto memory = static_cast<std::int64_t>(gib * (std::int64_t{1} << 30));
@@ -246,8 +248,7 @@ TEST(PlanExhaustive, FirstIsTheBestOfSmallSpaces) {
     EXPECT_EQ(first.iteration, *expected.best) << flags_of(base, space, plan->points()[ranking.front()]) << "\n"
                                                << expected.setting;
   }
-  EXPECT_GT(found, kSpacesTried / 2);
-  EXPECT_GT(simulated, 100 * kSpacesTried);
+  EXPECT_GT(simulated, 100 * kSpaces);
 }
 
 }  // namespace
