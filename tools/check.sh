@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, benchmarks,
-# instruction counts, fuzzing, clang-tidy, the report in a browser, scripts with PyTorch, and the Python package. Expects the
-# release build of tools/test.sh.
+# instruction counts, fuzzing, clang-tidy, the report in a browser, scripts with PyTorch, the Python package, and the site.
+# Expects the release build of tools/test.sh.
 # A failing step does not keep the later ones from running; all results are listed at the end.
 # tools/check.sh --install-only: installs the packages and ends.
 # SLUICE_JOBS: number of concurrent jobs. SLUICE_FUZZ_SECONDS: time of all fuzz targets together (default 60).
@@ -35,6 +35,17 @@ python_package() {
   [ $code -eq 0 ] || [ $code -eq 77 ]
 }
 
+# With the package that the step before has installed beside PyTorch.
+site() {
+  local python=$PWD/build/pytorch/bin/python code=0
+  if ! "$python" -c 'import sluice, torch' 2>/dev/null; then
+    echo "SKIPPED: build/pytorch has no sluice: the site was not built" >&2
+    return
+  fi
+  SLUICE_PYTHON=$python tools/site.sh && tests/browser/run.sh --site build/site || code=$?
+  [ $code -eq 0 ] || [ $code -eq 77 ]
+}
+
 install() {
   tools/install-packages.sh clang clang-format clang-tidy libclang-rt-dev libsimgrid-dev zsh fish mandoc file dpkg-dev \
     emscripten valgrind
@@ -60,5 +71,6 @@ step "clang-tidy" tools/tidy.sh "$jobs"
 step "browser" browser
 step "PyTorch" pytorch
 step "Python package" python_package
+step "site" site
 mkdir -p build/times
 steps_summary "tools/check.sh" | tee build/times/check.txt

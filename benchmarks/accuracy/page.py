@@ -8,14 +8,21 @@ SIZE = 420  # px, of a plot without its margins
 MARGIN = 72  # px
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")
 STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; }
+:root { color-scheme: light dark; }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; background: #fff; color: #1c2024; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: 1em 0; }
+svg text { fill: currentColor; }
 th, td { border-bottom: 1px solid #ddd; padding: 2px 10px; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child, .text { text-align: left; }
 svg { display: block; max-width: 100%; height: auto; }
 circle { fill-opacity: .6; }
 circle:hover, circle:focus { stroke: #000; stroke-width: 2; fill-opacity: 1; outline: none; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .4em; }
+@media (prefers-color-scheme: dark) {
+  body { background: #14171a; color: #e6e9ec; }
+  circle:hover, circle:focus { stroke: #fff; }
+}
 """
 
 
@@ -45,7 +52,7 @@ def plot(points, groups):
         f'<svg viewBox="{-MARGIN} -10 {full} {full}" width="{full}" role="img" font-size="12" '
         f'aria-label="predicted against measured">\n<rect width="{SIZE}" height="{SIZE}" fill="none" stroke="#999"/>\n'
     )
-    out += ratio_line(1, 'stroke="#333"')
+    out += ratio_line(1, 'stroke="#888"')
     for factor in (1.1, 1 / 1.1):
         out += ratio_line(factor, 'stroke="#aaa" stroke-dasharray="4 3"')
     power = 10.0 ** math.floor(math.log10(low))
@@ -88,10 +95,12 @@ def plots(score):
 def score_page(scores):
     """Returns a self-contained HTML page: the summaries, and predicted against measured values of every table."""
     out = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>Accuracy of predictions</title>\n'
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<title>Accuracy of predictions</title>\n"
         f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>Accuracy of predictions</h1>\n<p>Each point is a row: hover over"
         " it for its values. The line is predicted = measured, the dashed lines are 10 % above and below.</p>\n"
-        "<table>\n"
+        '<div class="wide"><table>\n'
         '<tr><th>table</th><th class="text">error of</th><th>GPU</th><th>precision</th><th>rows</th><th>mean</th>'
         '<th>bias</th><th>worst</th><th class="text">worst row</th></tr>\n'
     )
@@ -103,7 +112,7 @@ def score_page(scores):
                 f"<td>{100 * of.signed:+.2f} %</td><td>{100 * of.worst:.2f} %</td>"
                 f'<td class="text">{escape(row_of(of.worst_row))}</td></tr>\n'
             )
-    out += "</table>\n"
+    out += "</table></div>\n"
     for name, score in scores:
         fits = fits_text(score)
         out += f"<h2>{escape(name)}</h2>\n" + (f"<p>{fits}</p>\n" if fits else "") + plots(score)
