@@ -261,6 +261,24 @@ TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyMatchTheOracle) {
   }
 }
 
+// Times that some of the compared schedules have ops for are silent.
+TEST(Simulate, NamesUniformTimesThatNoOpHas) {
+  const auto note = [](const std::string& flags) {
+    return run_sluice(words("simulate --pp 4 --microbatches 8 " + flags)).err;
+  };
+  const std::string all = "--uniform f=1,b=1,w=1,s=1,t=1,fb=2,copy=1 --schedule ";
+  EXPECT_EQ(note(all + "1f1b"),
+            "sluice: simulate ignores fb, s, t, copy of the uniform times: the schedule has no such ops\n");
+  EXPECT_EQ(note(all + "1f1b-vocab-1"),
+            "sluice: simulate ignores fb, copy of the uniform times: the schedule has no such ops\n");
+  EXPECT_EQ(note(all + "1f1b --offload-activations 0.5"),
+            "sluice: simulate ignores fb, s, t of the uniform times: the schedule has no such ops\n");
+  EXPECT_THAT(
+      note(all + "1f1b --compare-with dualpipe,1f1b-vocab-2"),
+      testing::EndsWith("sluice: simulate ignores copy of the uniform times: the schedules have no such ops\n"));
+  EXPECT_EQ(note("--uniform f=1,b=1,w=1,comm=1 --schedule 1f1b"), "");
+}
+
 TEST(Simulate, PeakInFlightCountsUnequalSlicesByTheirLength) {
   // seq1f1b, p = 2, lengths 5, 2, 1 of 8, in eighths. Rank 1 warms up with 2 slices: +5 +2, then +1 -1, then the next
   // microbatch's +5: 12. Rank 0 warms up with 3: 8, +5 -1, then +2: 14.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/scenario/scenario.h"
+#include "model/scenario/setup.h"
 
 namespace sluice::tools {
 
@@ -20,5 +21,9 @@ std::vector<std::string> assumed_times(const Scenario& scenario);
 
 // Returns a line about them; "" if there are none.
 std::string assumed_times_line(const Scenario& scenario);
+
+// Returns a line about the times of `--uniform` that none of `runs`, of which the first has given them, has ops for; ""
+// if there are none.
+std::string unused_times_line(const std::vector<const Setup*>& runs);
 
 }  // namespace sluice::tools

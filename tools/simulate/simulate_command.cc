@@ -227,6 +227,11 @@ int simulate_one(const SimulateOptions& options) {
   }
   if (pictures) write_pictures(options, document, setup, prediction, others);
   print_message(calibration_warning(setup.scenario()));
+  std::vector<const Setup*> runs = {&setup};
+  for (const OtherRun& other : others) {
+    if (other.simulated()) runs.push_back(other.run.setup.get());
+  }
+  print_message(unused_times_line(runs));
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;
   if (!fits && !planned.batch && fit_advice_is_quick(setup)) {
