@@ -2,8 +2,8 @@
 # tools/tidy.sh [JOBS]: clang-tidy over the libraries and the command.
 # All sources are read in the batches of the unity build, so that headers are parsed once for several sources. The
 # clang-analyzer checks take four times as long as all others together: only files that changed since the merge base with
-# origin/main (on main itself: in the last commit) get them, one by one. SLUICE_TIDY=all gives them to all files,
-# SLUICE_TIDY=no skips everything.
+# origin/main (on main itself: in the last commit), or whose header did, get them, one by one, which also shows that the
+# header compiles alone. SLUICE_TIDY=all gives them to all files, SLUICE_TIDY=no skips everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ fi
 # Without the code that protobuf generates.
 compiled() { sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | sed '/\.pb\.cc$/d' | sort -u; }
 analysed=$(compiled build/tidy-single | while IFS= read -r file; do
-  if [ "$mode" = all ] || { [ -n "$base" ] && ! git diff --quiet "$base" -- "$file" 2>/dev/null; }; then echo "$file"; fi
+  if [ "$mode" = all ] || { [ -n "$base" ] && ! git diff --quiet "$base" -- "$file" "${file%.cc}.h" 2>/dev/null; }; then echo "$file"; fi
 done)
 
 # Sorts batches by the size of their sources, the largest first, so that no core waits for one at the end.

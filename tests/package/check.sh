@@ -126,13 +126,20 @@ case $name in
     ;;
 
   headers)
-    # Each public header compiles alone, with its own folder tree the only one of ours that the compiler sees.
+    # Each public header compiles alone, and all together, with their own folder tree the only one of ours that the
+    # compiler sees. tools/tidy.sh compiles those that a source includes first alone, when they change.
     needs g++
     cd "$prefix/include"
+    compiles() { g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -x c++ - || fail "$1"; }
+    all=
     while read -r header; do
       [ "$(head -n 1 "$header")" = "// Public header." ] || fail "$header has no mark"
-      g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -x c++ - <<<"#include \"$header\"" || fail "$header"
+      all+="#include \"$header\""$'\n'
+      own=${header#sluice/}
+      [ "$(grep -m 1 '^#include' "$source/${own%.h}.cc" 2>/dev/null)" = "#include \"$own\"" ] ||
+        compiles "$header" <<<"#include \"$header\""
     done < <(find sluice -name '*.h')
+    compiles "all public headers" <<<"$all"
     [ "$(find sluice -name '*.h' | wc -l)" -lt 50 ] || fail "public headers are few"
     ;;
 
