@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -157,8 +158,10 @@ class Gantt {
 
   // --- labels -------------------------------------------------------------------------------------------------
 
-  std::string op_label(char kind, const Vertex& op, Label label) const {
-    std::string text(1, kind);
+  // The letters of every other chunk are lower-case.
+  std::string op_label(char kind, VertexId v, const Vertex& op, Label label) const {
+    const bool odd = graph_.schedule().chunk_of(graph_.rank_of(v), op.stage) % 2 == 1;
+    std::string text(1, odd ? static_cast<char>(std::tolower(kind)) : kind);
     text += label == Label::last_digit ? std::to_string(op.microbatch % 10) : std::to_string(op.microbatch);
     if (label == Label::slice && graph_.schedule().sliced() && op.slice < 26) {
       text += static_cast<char>('a' + op.slice);
@@ -169,11 +172,11 @@ class Gantt {
   std::string vertex_label(VertexId v, Label label) const {
     const Vertex& vertex = graph_[v];
     if (vertex.kind == VertexKind::optimizer) return "O";
-    if (vertex.kind == VertexKind::recompute) return op_label('R', vertex, label);
-    std::string own = op_label(letter(vertex.op), vertex, label);
+    if (vertex.kind == VertexKind::recompute) return op_label('R', v, vertex, label);
+    std::string own = op_label(letter(vertex.op), v, vertex, label);
     if (vertex.kind != VertexKind::joint) return own;
     const Vertex& partner = graph_.joint_partner(vertex);
-    return own + "&" + op_label(letter(partner.op), partner, label);
+    return own + "&" + op_label(letter(partner.op), v, partner, label);
   }
 
   // Returns the label that fits into `columns`, and how many of its characters belong to the first op of the vertex.
@@ -311,6 +314,9 @@ class Gantt {
                           : fmt::format("each column is {:.4g} s and shows the op at its midpoint", column_s));
     };
     if (modulo_) notes.emplace_back("microbatches modulo 10");
+    std::size_t chunks = 1;
+    for (const int rank : rows_) chunks = std::max(chunks, graph_.schedule().stages_of(rank).size());
+    if (chunks > 1) notes.emplace_back(chunks == 2 ? "lower case: chunk 1" : "lower case: odd chunks");
     if (!notes.empty()) text += fmt::format("  ({})\n", fmt::join(notes, "; "));
     if (!parts_.empty()) {
       text += "  (D dispatch, C combine of forwards; d, c of backwards: that with the most time in a column)\n";

@@ -36,8 +36,8 @@ struct GanttRun {
 //     rank 0 │F0F1F2F3············B0──F4B1──F5B2──F6B3──F7B4──··B5──··B6──··B7──│ busy 72.7 %  4 in flight
 //
 // An op is drawn as its letter (F, B, I, W; R recomputation; O optimizer step), its microbatch if that fits, and ─ up
-// to its end; · is idle time. Slices are letters after the microbatch, F0a F0b, if that fits everywhere. A joint block
-// is F3&B1, or in less space F3B1, F&B, FB or &.
+// to its end; · is idle time. Ops of odd chunks have lower-case letters, f0. Slices are letters after the microbatch,
+// F0a F0b, if that fits everywhere. A joint block is F3&B1, or in less space F3B1, F&B, FB or &.
 //
 // Dispatch and combine of experts are drawn below their rank as D and C in a forward, d and c in a backward, with the
 // fraction of them during which the rank computes.

@@ -44,6 +44,16 @@ TEST(Gantt, MicrobatchesAboveNineAreWiderOrModuloTen) {
   EXPECT_THAT(gantt_of(run, {.width = 40}), HasSubstr("FB8FB9·B0│"));
 }
 
+// A V of two stages: the chunk 1 of rank 0 is the last stage.
+TEST(Gantt, OpsOfOddChunksAreLowerCase) {
+  const std::string text = gantt_of(simulated("zb-v", {.ranks = 1, .chunks = 2, .microbatches = 1}));
+  EXPECT_THAT(text, HasSubstr("rank 0 │F0f0i0w0I0W0│"));
+  EXPECT_THAT(text, HasSubstr("\n  (lower case: chunk 1)\n"));
+  const std::string four = gantt_of(simulated("interleaved-1f1b", {.ranks = 1, .chunks = 4, .microbatches = 1}));
+  EXPECT_THAT(four, HasSubstr("│F0f0F0f0b0──B0──b0──B0──│"));
+  EXPECT_THAT(four, HasSubstr("\n  (lower case: odd chunks)\n"));
+}
+
 TEST(Gantt, SlicesAreLetters) {
   const Simulated run = simulated("seq1f1b", {.ranks = 2, .microbatches = 1, .shape = {1, {1, 1}}}, "f=2,b=2,w=2");
   // Slices of 1 and 2 s for F and B: (mk+p-1)(f+x) = 9 units of three columns. Rank 0 has both slices in flight.
@@ -56,7 +66,7 @@ TEST(Gantt, SlicesAreLetters) {
 
 TEST(Gantt, JointBlocksShowBothOps) {
   const Simulated run = simulated("dualpipe-v", {.ranks = 2, .microbatches = 8}, "f=2,b=2,w=2,fb=5");
-  EXPECT_THAT(gantt_of(run, {.width = 200}), HasSubstr("F3&B1"));
+  EXPECT_THAT(gantt_of(run, {.width = 200}), HasSubstr("F3&b1"));
 }
 
 TEST(Gantt, DispatchAndCombineAreBelowTheirRank) {
