@@ -46,6 +46,21 @@ TEST(HostTime, LaunchesNothingAheadOfTheCountsOfDispatch) {
   }
   EXPECT_NEAR(cost.part_s(part), 32 * kIssue + rest, 1e-9);
   EXPECT_GT(rest, 1e-3);
+  // HybridEP's counts are there after dispatch, and the copies it sends in order with it.
+  training.token_dispatcher = Training::TokenDispatcher::hybridep;
+  const AnalyticCost hybrid(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
+  double dispatch = 0;
+  double change = 0;  // of the rest, by combine
+  for (const KernelCall& call : part_of(hybrid).calls) {
+    if (call.name == "dispatch") dispatch = hybrid.kernel_s(call);
+    if (call.name == "combine") change += hybrid.kernel_s(call);
+    EXPECT_TRUE(call.name != "copies in order" || call.part == LayerPart::dispatch);
+  }
+  for (const KernelCall& call : part.calls) {
+    if (call.name == "combine") change -= cost.kernel_s(call);
+  }
+  EXPECT_GT(dispatch, 0);
+  EXPECT_NEAR(hybrid.part_s(part_of(hybrid)), dispatch + 32 * kIssue + rest + change, 1e-4);
   training.expert_capacity = 1;
   training.pads_experts = true;
   const AnalyticCost padded(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
