@@ -152,10 +152,11 @@ void exchange_parts(Kernels& out, const Training& training, const ExpertSizes& e
   out.push_back({.name = name, .kind = KernelClass::expert_all_gather, .bytes = 2 * e.delivered * e.channels});
 }
 
-// Orders what has arrived by expert, or back. DeepEP and HybridEP deliver one copy of a token per rank.
-void add_ordering(Kernels& out, const ExpertSizes& e, std::string_view name) {
+// Orders what has arrived by expert, or back. DeepEP and HybridEP deliver one copy of a token per rank; HybridEP's call
+// includes the ordering (dispatch_with_permute, combine_with_unpermute), which is then in its part.
+void add_ordering(Kernels& out, const Training& training, const ExpertSizes& e, LayerPart part, std::string_view name) {
   out.push_back(memory(name, 2 * (e.delivered + e.come) * e.channels));
-  out.back().part = LayerPart::experts;
+  out.back().part = training.token_dispatcher == Training::TokenDispatcher::hybridep ? part : LayerPart::experts;
 }
 
 // The all-to-all of copies with this number of bytes per element.
@@ -180,13 +181,13 @@ void dispatch(Kernels& out, const Training& training, const ExpertSizes& e, Laye
   exchange_copies(out, training, e, sent, training.fp8_dispatch ? kNarrow : 2, false);
   exchange_parts(out, training, e, "all-gather of copies");
   mark(out, first, part);
-  add_ordering(out, e, ordered);
+  add_ordering(out, training, e, part, ordered);
 }
 
 // The reverse of `dispatch`; the copies of a token are added.
 void combine(Kernels& out, const Training& training, const ExpertSizes& e, LayerPart part, std::string_view ordered,
              std::string_view sent, std::string_view summed) {
-  if (training.expert_ranks() > 1) add_ordering(out, e, ordered);
+  if (training.expert_ranks() > 1) add_ordering(out, training, e, part, ordered);
   const std::size_t first = out.size();
   exchange_parts(out, training, e, "reduce-scatter of results");
   exchange_copies(out, training, e, sent, 2, true);

@@ -10,6 +10,18 @@ namespace sluice::model {
 
 using namespace kernel_parts;
 
+namespace {
+
+// Memory-bound kernels that are counted one by one, so that a framework without fused kernels runs no more of them.
+KernelCall counted(std::string_view name, double bytes, int count) {
+  KernelCall call = memory(name, bytes, count);
+  call.kind = KernelClass::rated;
+  call.fraction = 1;
+  return call;
+}
+
+}  // namespace
+
 Kernels layer_kernels(const Model& model, const Training& training, OpKind kind, const SliceShape& slice,
                       KindIndex layer) {
   return layer_kernels(model.kind(layer), model.style(), training, kind, slice);
@@ -138,7 +150,7 @@ Kernels head_kernels(const Model& model, const Training& training, OpKind kind, 
     out.push_back(gemm("head", s.rows, s.hidden, words));
     // Widen (2 + 4), maximum (4), subtract (8), exponential (8), sum (4), divide (8). Fused: read for maximum and sum,
     // then overwritten by the gradient.
-    out.push_back(fused ? memory("cross-entropy", 6 * logits, 2) : memory("cross-entropy", 38 * logits, 6));
+    out.push_back(fused ? memory("cross-entropy", 6 * logits, 2) : counted("cross-entropy", 38 * logits, 6));
     // Maximum, the target's logit and the sum of exponentials, 4 bytes per row each.
     if (training.tp > 1) {
       out.push_back({"all-reduces of cross-entropy", KernelClass::all_reduce, 0, 4 * s.rows, 3});
@@ -146,7 +158,7 @@ Kernels head_kernels(const Model& model, const Training& training, OpKind kind, 
     return out;
   }
   if (kind != OpKind::W) {
-    out.push_back(fused ? memory("d cross-entropy", 4 * logits) : memory("d cross-entropy", 14 * logits, 2));
+    out.push_back(fused ? memory("d cross-entropy", 4 * logits) : counted("d cross-entropy", 14 * logits, 2));
     out.push_back(gemm("d head", s.rows, words, s.hidden, GemmPass::input_gradient));
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d head", 2 * s.rows * s.hidden));
     out.push_back(memory("d final norm", 6 * s.split * s.hidden, 2));

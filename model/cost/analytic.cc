@@ -317,9 +317,10 @@ Contention AnalyticCost::contention_of(const PassKernels& forward, const PassKer
     for (const auto& [pass, parts] : *op) {
       for (const KernelPart& part : parts) {
         for (const KernelCall& call : part.calls) {
-          if (call.kind != KernelClass::expert_all_to_all) continue;
+          const bool sends = call.kind == KernelClass::expert_all_to_all;
+          if (!sends && (is_collective(call.kind) || !communicates(call.part))) continue;
           const SentBytes sent = dispatched(call.bytes);
-          bytes += part.repeats * call.count * kAccesses * (sent.near + sent.far);
+          bytes += part.repeats * call.count * (sends ? kAccesses * (sent.near + sent.far) : call.bytes);
           seconds += part.repeats * kernel_s(call);
         }
       }
@@ -355,7 +356,7 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
       }
       LayerTimes times;
       for (const KernelCall& call : part.calls) {
-        if (!contended || is_collective(call.kind)) {
+        if (!contended || is_collective(call.kind) || communicates(call.part)) {
           times.of(pass, call.part) += kernel_s(call);
           continue;
         }
@@ -364,9 +365,10 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
         times.of(pass, call.part) += call.count * alone;
         times.delay(pass, call.part) += call.count * (contention.beside(time).seconds() - alone);
       }
-      times.counts_rows =
-          std::any_of(part.calls.begin(), part.calls.end(), [&](const KernelCall& call) { return counts_rows(call); });
-      for (const KernelCall& call : part.calls) times.issue(pass, call.part) += issue_s(call);
+      for (const KernelCall& call : part.calls) {
+        times.issue(pass, call.part) += issue_s(call);
+        times.counts = std::max(times.counts, counts_of(call));
+      }
       const bool replays = replays_graph(part.calls);
       for (int i = 0; i < part.repeats; ++i, ++layer) {
         if (layer == out.layers.size()) {
@@ -379,7 +381,7 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels, con
         of.seconds[index] = times.seconds[index];
         of.delays[index] = times.delays[index];
         of.issues[index] = times.issues[index];
-        of.counts_rows |= times.counts_rows;
+        of.counts = std::max(of.counts, times.counts);
         if (replays && !replayed[layer]) of.issue(pass, LayerPart::attention) += launch_s();
         replayed[layer] = replayed[layer] || replays;
       }
@@ -407,7 +409,7 @@ AnalyticCost::LayersOfOp AnalyticCost::layers_with_waits(const PassKernels& kern
   for (std::size_t i = 0; i < out.layers.size(); ++i) {
     out.layers[i].of(kernels.front().first, LayerPart::attention) += out.wait_s[i];
     out.layers[i].issues = {};
-    out.layers[i].counts_rows = false;
+    out.layers[i].counts = LayerTimes::Counts::not_read;
   }
   return out;
 }

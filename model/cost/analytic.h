@@ -79,8 +79,8 @@ class AnalyticCost : public CostModel {
   std::vector<KernelPart> parts(OpKind kind, int stage, const SliceShape& slice) const;
   std::vector<KernelPart> recompute_parts(int stage, const SliceShape& slice) const;
   // The longer of the device's time for the kernels of a part and the host's to launch them. Where the host reads the
-  // numbers of rows that dispatch has counted, it has launched nothing that follows: from one dispatch to that of the
-  // next layer, every kernel also waits for its own launch.
+  // numbers of rows that dispatch has counted, it has launched nothing that follows: from one dispatch, or its end, to
+  // that of the next layer, every kernel also waits for its own launch.
   double part_s(const KernelPart& part) const;
   // Time of one call of a table, for all of its `count` kernels.
   double kernel_s(const KernelCall& call) const;
@@ -124,8 +124,9 @@ class AnalyticCost : public CostModel {
   PassKernels pass_kernels(OpKind kind, int stage, const SliceShape& slice) const;
   // Of the dispatch and combine of both ops of a block, on average: the multiprocessors that they occupy, unless these
   // are 0, which switches contention off, and the memory bandwidth. Each byte that crosses a link is read from memory
-  // and written to it; buffers between are reused soon and stay in the cache. Memory serves both lanes fairly: dispatch
-  // and combine have at most half of its bandwidth, and below that are not slowed.
+  // and written to it; buffers between are reused soon and stay in the cache. The copies in order of HybridEP count
+  // too. Memory serves both lanes fairly: dispatch and combine have at most half of its bandwidth, and below that are
+  // not slowed.
   Contention contention_of(const PassKernels& forward, const PassKernels& backward) const;
   // The layers of an op in the order in which it runs them, and the time of its other kernels before and after them.
   struct LayersOfOp {
@@ -139,8 +140,8 @@ class AnalyticCost : public CostModel {
   // The same, where every layer takes at least the host's time: the rest of it is added to its attention.
   LayersOfOp layers_with_waits(const PassKernels& kernels) const;
   double reduce_s(const StageContents& held, double bytes) const;
-  // Whether the host reads what this kernel counts: the rows of each expert, of dispatch in a forward.
-  bool counts_rows(const KernelCall& call) const;
+  // When the host reads what this kernel counts: the rows of each expert, of dispatch in a forward.
+  LayerTimes::Counts counts_of(const KernelCall& call) const;
   std::vector<KernelPart> parts_of(OpKind kind, int stage, const SliceShape& slice, bool layers) const;
   Kernels recomputed_kernels(const SliceShape& slice, int layer) const;
   // Time of one layer of a kind in F, I, W or B, or of its recomputation. Stages of a model of several kinds of layers

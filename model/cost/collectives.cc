@@ -8,7 +8,9 @@ namespace sluice::model {
 double Collectives::ring_bytes_per_s(const Reach& reach) const {
   const double inside = cluster_.intra_node.ring_bandwidth(reach.per_node);
   if (reach.nodes == 1) return inside;
-  double outside = cluster_.inter_node.bandwidth_bytes_per_s * cluster_.inter_node.collective_efficiency;
+  const Link& network = cluster_.inter_node;
+  double outside = network.bandwidth_bytes_per_s * network.collective_efficiency *
+                   std::pow(2.0 / reach.nodes, network.shared_exponent);
   if (!cluster_.nic_per_gpu) outside /= placement_.used_per_node();
   outside *= reach.per_node;
   return reach.per_node > 1 ? std::min(inside, outside) : outside;

@@ -20,19 +20,27 @@ int AnalyticCost::launches(const std::vector<KernelCall>& calls) const {
 
 double AnalyticCost::issue_s(const KernelCall& call) const {
   if (!call.launched()) return 0;
-  const bool graphs = training_.graph_implementation != Training::GraphImplementation::none;
-  const bool exchange = call.kind == KernelClass::expert_all_to_all && !graphs;
-  const double seconds = call.group > 0 ? call.group * software_.expert_issue_s
-                                        : call.count * (exchange ? software_.dispatch_issue_s : software_.issue_s);
-  return seconds / cluster_.host_speed;
+  // Of the host's time of an exchange, its call; the rest launches the router's kernels, which graphs may contain.
+  constexpr double kCall = 0.6;
+  double each = call.group > 0 ? software_.expert_issue_s : software_.issue_s;
+  if (call.kind == KernelClass::expert_all_to_all) {
+    const bool captured = training_.graph_implementation != Training::GraphImplementation::none &&
+                          training_.graph_modules.any_of(GraphModule::moe_router);
+    each = std::max(each, (captured ? kCall : 1) * software_.dispatch_issue_s);
+  }
+  return (call.group > 0 ? call.group : call.count) * each / cluster_.host_speed;
 }
 
-// All dispatchers read them, to allocate what they receive and for the sizes of GEMMs: DeepEP and HybridEP inside of
-// their call (Megatron-LM's fused_a2a.py), NCCL's all-to-all before it. A backward has those of its forward, and
-// experts that are padded have constant sizes.
-bool AnalyticCost::counts_rows(const KernelCall& call) const {
-  return call.kind == KernelClass::expert_all_to_all && call.part == LayerPart::dispatch && !call.combines &&
-         call.launched() && !training_.pads_experts;
+// All dispatchers read them, to allocate what they receive and for the sizes of GEMMs: DeepEP inside of its call
+// (Megatron-LM's fused_a2a.py), NCCL's all-to-all before it. HybridEP counts those of each expert after it has sent the
+// tokens, on the same stream (dispatch_postprocess in DeepEP's csrc/hybrid_ep/executor/executor.cu). A backward has
+// those of its forward, and experts that are padded have constant sizes.
+LayerTimes::Counts AnalyticCost::counts_of(const KernelCall& call) const {
+  using enum LayerTimes::Counts;
+  const bool counts = call.kind == KernelClass::expert_all_to_all && call.part == LayerPart::dispatch &&
+                      !call.combines && call.launched() && !training_.pads_experts;
+  if (!counts) return not_read;
+  return training_.token_dispatcher == Training::TokenDispatcher::hybridep ? after_dispatch : before_dispatch;
 }
 
 double AnalyticCost::part_s(const KernelPart& part) const {
@@ -42,8 +50,9 @@ double AnalyticCost::part_s(const KernelPart& part) const {
     device += kernel_s(call);
     host += issue_s(call);
   }
-  const auto dispatch =
-      std::find_if(part.calls.begin(), part.calls.end(), [&](const KernelCall& call) { return counts_rows(call); });
+  const auto dispatch = std::find_if(part.calls.begin(), part.calls.end(), [&](const KernelCall& call) {
+    return counts_of(call) != LayerTimes::Counts::not_read;
+  });
   if (dispatch == part.calls.end()) return std::max(device, host);
   double issued = 0;
   double done = 0;
@@ -54,6 +63,7 @@ double AnalyticCost::part_s(const KernelPart& part) const {
       const double seconds = kernel_s(*first);
       done = std::max({done + seconds, issued + all / kernels + seconds, issued + all + seconds / kernels});
       issued += all;
+      if (counts_of(*first) == LayerTimes::Counts::after_dispatch) issued = done;
     }
   };
   run(dispatch, part.calls.end());

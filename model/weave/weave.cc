@@ -25,7 +25,7 @@ constexpr std::array<NamedWeave, 2> kWeaves = {{
     {"dualpipe",
      "combine(B) attention(F) experts(B) dispatch(F) dispatch(B) experts(W) experts(F) attention(B) attention(W) "
      "combine(F)"},
-    {"whole-backward", "combine(B) attention(F) experts(B) dispatch(F) dispatch(B) experts(F) attention(B) combine(F)"},
+    {"whole-backward", "combine(B) attention(F) experts(B) dispatch(F) dispatch(B) experts(F) combine(F) attention(B)"},
 }};
 
 // The part of the same pass whose result a part needs: the one before it in the order of the data.
@@ -118,16 +118,16 @@ void add_orders(std::vector<PassPart>& order, const std::vector<PassPart>& rest,
 // Two lanes that run lists of parts in order, with speeds that depend on whether both run.
 class TwoLanes {
  public:
-  // Adds a part after those of its lane and of the host, which launches it in `issue` seconds and, if it `waits`, not
-  // before the part with the index `need` is done, whose result it needs (-1: none).
-  int add(const PassPart& part, int layer, double seconds, double delay, int need, double issue, bool waits) {
+  // Adds a part after those of its lane and of the host, which launches it in `issue` seconds. `need` is the index of
+  // the part whose result it needs, `awaited` of one for which the host waits before it launches this (-1: none).
+  int add(const PassPart& part, int layer, double seconds, double delay, int need, double issue, int awaited) {
     const int index = static_cast<int>(parts_.size());
     parts_.push_back({.part = part, .layer = layer});
     work_.push_back(seconds);
     speeds_.push_back(delay > 0 ? seconds / (seconds + delay) : 1);
     needs_.push_back(need);
     issues_.push_back(issue);
-    waits_.push_back(waits);
+    awaited_.push_back(awaited);
     lists_[communicates(part.part) ? 1 : 0].push_back(index);
     return index;
   }
@@ -146,7 +146,7 @@ class TwoLanes {
       // Parts without work end when they start, so that starting one may allow another to start.
       for (bool changed = true; changed;) {
         changed = false;
-        while (issuing < count && issues_[issuing] <= 0 && (!waits_[issuing] || ready(issuing))) {
+        while (issuing < count && issues_[issuing] <= 0 && done(awaited_[issuing])) {
           ++issuing;
           changed = true;
         }
@@ -159,7 +159,7 @@ class TwoLanes {
           }
           if (next[lane] == lists_[lane].size()) continue;
           const int index = lists_[lane][next[lane]];
-          if (!ready(index) || index > issuing) continue;
+          if (!done(needs_[index]) || !done(awaited_[index]) || index > issuing) continue;
           start(index, now, last_end);
           ++next[lane];
           running[lane] = index;
@@ -168,7 +168,7 @@ class TwoLanes {
       }
       const bool both = busy(0) && busy(1);
       const auto speed = [&](std::size_t lane) { return both ? speeds_[running[lane]] : 1; };
-      const bool issues = issuing < count && issues_[issuing] > 0 && (!waits_[issuing] || ready(issuing));
+      const bool issues = issuing < count && issues_[issuing] > 0 && done(awaited_[issuing]);
       double step = issues ? issues_[issuing] : -1;
       int ends = -1;
       for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
@@ -206,7 +206,7 @@ class TwoLanes {
   }
 
  private:
-  bool ready(int index) const { return needs_[index] < 0 || done_[needs_[index]]; }
+  bool done(int index) const { return index < 0 || done_[index]; }
   // A part that starts when another ends waited for that one.
   void start(int index, double now, int last_end) {
     parts_[index].start_s = now;
@@ -222,7 +222,7 @@ class TwoLanes {
   std::vector<double> speeds_;  // while both lanes run
   std::vector<int> needs_;      // by part: what it needs besides the order of its lane, or -1
   std::vector<double> issues_;  // seconds left of the host
-  std::vector<bool> waits_;     // whether the host waits for what it needs
+  std::vector<int> awaited_;    // by part: for what the host waits before it launches it, or -1
   std::array<std::vector<int>, 2> lists_;
   std::vector<bool> done_;
 };
@@ -316,6 +316,7 @@ WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, 
   TwoLanes lanes;
   const bool weights_apart = weave.has_weight_parts();
   std::array<int, 2> last = {-1, -1};  // of F and of B: the part added last, whose result the next one needs
+  int counted = -1;                    // the dispatch(F) whose end the host awaits before the next part
   for (std::size_t layer = 0; layer < std::max(forward.size(), backward.size()); ++layer) {
     std::array<int, kNumLayerParts> gradient = {-1, -1, -1, -1};  // by part: its B
     for (const PassPart& part : weave.order) {
@@ -333,12 +334,15 @@ WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, 
       }
       const auto index = static_cast<std::size_t>(part.part);
       if (part.pass == OpKind::W) {
-        lanes.add(part, static_cast<int>(layer), seconds, delay, gradient[index], issue, false);
+        lanes.add(part, static_cast<int>(layer), seconds, delay, gradient[index], issue, std::exchange(counted, -1));
         continue;
       }
       int& before = last[is_forward ? 0 : 1];
-      const bool waits = is_forward && part.part == LayerPart::dispatch && times.counts_rows;
-      before = lanes.add(part, static_cast<int>(layer), seconds, delay, before, issue, waits);
+      const LayerTimes::Counts counts =
+          is_forward && part.part == LayerPart::dispatch ? times.counts : LayerTimes::Counts::not_read;
+      const int awaited = counts == LayerTimes::Counts::before_dispatch ? before : std::exchange(counted, -1);
+      before = lanes.add(part, static_cast<int>(layer), seconds, delay, before, issue, awaited);
+      if (counts == LayerTimes::Counts::after_dispatch) counted = before;
       if (!is_forward) gradient[index] = before;
     }
   }

@@ -52,8 +52,10 @@ struct LayerTimes {
   Parts seconds = {};  // alone on its lane
   Parts delays = {};   // by how many seconds longer it takes if the other lane runs all along
   Parts issues = {};   // of the host, to launch its kernels: 0 where one CUDA graph has all of them
-  bool counts_rows =
-      false;  // the host reads how many rows each expert receives before it launches what follows dispatch
+  // The host reads how many rows each expert receives before it launches what follows dispatch: when dispatch starts,
+  // or when it is done.
+  enum class Counts : std::uint8_t { not_read, before_dispatch, after_dispatch };
+  Counts counts = Counts::not_read;
   double& of(OpKind pass, LayerPart part) { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
   double of(OpKind pass, LayerPart part) const { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
   double& delay(OpKind pass, LayerPart part) { return delays[pass_index(pass)][static_cast<std::size_t>(part)]; }
@@ -90,7 +92,8 @@ struct WovenBlock {
 // first) and, for W, the B of the same part. While both lanes run, a part has the speed seconds / (seconds + delay) of
 // its LayerTimes; exact, as speeds are constant between the ends of parts. The host launches the parts in the order of
 // issue, a part after the one before: a part starts no earlier than that, and ends no earlier than its last launch.
-// Where the host counts rows, it launches what follows dispatch(F) when what dispatch(F) needs is done.
+// Where the host counts rows, it launches what follows dispatch(F) when what dispatch(F) needs is done, or dispatch(F)
+// itself.
 WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward);
 
 // The order without overlap: the parts of F, then those of B with its weight gradients.

@@ -171,7 +171,7 @@ TEST(SimulateCommand, SequencesOfOneTokenAreALength) {
 }
 
 // With even stages, pp 8 is behind ten configurations with pp 4 that differ in chunks and outer stages; with layers per
-// stage it is ahead.
+// stage it is as fast as the first of them.
 TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
   const CommandResult result = run_sluice(words(
       "plan --model deepseek-v3 --mtp-num-layers 0 --cluster gb200-nvl72 --gpus 256 --gbs 4096 --seq-length 4096 "
@@ -179,10 +179,11 @@ TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
       "--ep 32,64 --json"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json ranking = json::parse(result.out).at("ranking");
-  EXPECT_EQ(ranking.at(0).at("pp"), 8);
-  const auto other = std::find_if(ranking.begin(), ranking.end(), [](const json& row) { return row.at("pp") == 4; });
-  ASSERT_NE(other, ranking.end());
-  EXPECT_LT(other->at("iteration_s"), 1.02 * ranking.at(0).at("iteration_s").get<double>());
+  for (const int pp : {4, 8}) {
+    const auto best = std::find_if(ranking.begin(), ranking.end(), [&](const json& row) { return row.at("pp") == pp; });
+    ASSERT_NE(best, ranking.end()) << pp;
+    EXPECT_LT(best->at("iteration_s"), 1.02 * ranking.at(0).at("iteration_s").get<double>()) << pp;
+  }
 }
 
 TEST(PlanCommand, PrintsFlagsThatRunExperts) {

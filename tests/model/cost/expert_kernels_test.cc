@@ -251,21 +251,20 @@ TEST(CudaGraphs, SaveTheTimeOfTheHost) {
   const AnalyticCost without = expert_cost_of(model, training);
   const double launch_s = without.launch_s();
   const double whole = host_s(OpKind::F);
-  // A dispatch and a combine take longer without graphs.
-  const Software software = load_software("megatron-lm");
-  const double eager = whole - 2 * (software.dispatch_issue_s - software.issue_s) / without.cluster().host_speed;
   using enum GraphModule;
   training.graph_implementation = Training::GraphImplementation::transformer_engine;
   // Norm 1, QKV, two norms and two rotations, attention, projection, residual 1, norm 2 and residual 2 become one.
   training.graph_modules = attention;
-  EXPECT_NEAR((eager - host_s(OpKind::F)) / launch_s, 11 - 1, 1e-9);
-  // Besides router, six kernels of top-k, copies of tokens and their sum, which are part of the same graph.
+  EXPECT_NEAR((whole - host_s(OpKind::F)) / launch_s, 11 - 1, 1e-9);
+  // Besides router, six kernels of top-k, copies of tokens and their sum, which are part of the same graph, and two
+  // fifths of the time of dispatch and of combine.
+  const double exchanges = 2 * load_software("megatron-lm").dispatch_issue_s / without.cluster().host_speed;
   training.graph_modules = GraphModules(attention) | moe_router | moe_preprocess;
-  EXPECT_NEAR((eager - host_s(OpKind::F)) / launch_s, 20 - 1, 1e-9);
+  EXPECT_NEAR((whole - 0.4 * exchanges - host_s(OpKind::F)) / launch_s, 20 - 1, 1e-9);
   training.graph_modules = moe;
   EXPECT_NEAR(host_s(OpKind::F) / launch_s, 11 + 1, 1e-9);
   training.graph_modules = mlp;  // of dense layers
-  EXPECT_NEAR(host_s(OpKind::F), eager, 1e-12);
+  EXPECT_NEAR(host_s(OpKind::F), whole, 1e-12);
   training.graph_implementation = Training::GraphImplementation::full_iteration;
   EXPECT_EQ(host_s(OpKind::F), 0);
   EXPECT_EQ(host_s(OpKind::B), 0);

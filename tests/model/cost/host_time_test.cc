@@ -32,20 +32,34 @@ TEST(HostTime, LaunchesNothingAheadOfTheCountsOfDispatch) {
     }
     return KernelPart();
   };
-  const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
-  const KernelPart part = part_of(cost);
-  double rest = 0;  // of the device, from the experts' last GEMMs to the next dispatch
-  bool follows = true;
-  for (const KernelCall& call : part.calls) {
-    if (call.name == "dispatch") follows = false;
-    if (follows) rest += cost.kernel_s(call);
-    if (call.name == "experts out") {
-      follows = true;
-      rest += cost.kernel_s(call) / 16;
+  // Of the device, from the experts' last GEMMs to the next dispatch.
+  const auto rest_of = [&](const AnalyticCost& cost) {
+    double seconds = 0;
+    bool follows = true;
+    for (const KernelCall& call : part_of(cost).calls) {
+      if (call.name == "dispatch") follows = false;
+      if (follows) seconds += cost.kernel_s(call);
+      if (call.name == "experts out") {
+        follows = true;
+        seconds += cost.kernel_s(call) / 16;
+      }
     }
+    return seconds;
+  };
+  const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
+  EXPECT_NEAR(cost.part_s(part_of(cost)), 32 * kIssue + rest_of(cost), 1e-9);
+  EXPECT_GT(rest_of(cost), 1e-3);
+  // HybridEP's counts are there after dispatch, and the copies that it orders are part of it.
+  training.token_dispatcher = Training::TokenDispatcher::hybridep;
+  const AnalyticCost hybrid(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
+  double dispatch = 0;
+  for (const KernelCall& call : part_of(hybrid).calls) {
+    if (call.name == "dispatch") dispatch = hybrid.kernel_s(call);
+    EXPECT_TRUE(call.name != "copies in order" || call.part == LayerPart::dispatch);
   }
-  EXPECT_NEAR(cost.part_s(part), 32 * kIssue + rest, 1e-9);
-  EXPECT_GT(rest, 1e-3);
+  EXPECT_GT(dispatch, 0);
+  EXPECT_NEAR(hybrid.part_s(part_of(hybrid)), dispatch + 32 * kIssue + rest_of(hybrid), 1e-9);
+  training.token_dispatcher = Training::TokenDispatcher::all_to_all;
   training.expert_capacity = 1;
   training.pads_experts = true;
   const AnalyticCost padded(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);

@@ -125,6 +125,23 @@ TEST(Weave, PartsHaveTheirOwnDelays) {
   EXPECT_DOUBLE_EQ(seconds("whole-backward"), 10 + 12 - 20.0 / 3);
 }
 
+// Experts of 2 s after a dispatch of 10 s, launched in 3 s: during dispatch if the host read the counts before it, and
+// else from its end on.
+TEST(Weave, WaitsForTheLaunchesAfterTheCounts) {
+  LayerTimes forward = uniform_layer(0, 0);
+  forward.of(OpKind::F, LayerPart::attention) = 1;
+  forward.of(OpKind::F, LayerPart::dispatch) = 10;
+  forward.of(OpKind::F, LayerPart::experts) = 2;
+  forward.issue(OpKind::F, LayerPart::experts) = 3;
+  const std::vector<LayerTimes> none;
+  using enum LayerTimes::Counts;
+  for (const auto& [counts, seconds] : {std::pair{not_read, 1.0 + 10 + 2}, std::pair{before_dispatch, 1.0 + 10 + 2},
+                                        std::pair{after_dispatch, 1.0 + 10 + 3}}) {
+    forward.counts = counts;
+    EXPECT_DOUBLE_EQ(weave_block(find_weave("dualpipe"), std::vector<LayerTimes>{forward}, none).seconds, seconds);
+  }
+}
+
 TEST(Weave, WholeBackwardIncludesWeightGradients) {
   const std::vector<LayerTimes> layer = {uniform_layer(10, 4)};
   const WovenBlock block = weave_block(find_weave("whole-backward"), layer, layer);
@@ -207,7 +224,7 @@ TEST(Weave, TheHostCountsRowsBeforeItLaunchesExperts) {
   for (std::size_t part = 0; part < kNumLayerParts; ++part) layer.issue(OpKind::F, static_cast<LayerPart>(part)) = 1;
   layer.issue(OpKind::F, LayerPart::experts) = 15;
   EXPECT_DOUBLE_EQ(weave_block(serial_weave(), std::vector<LayerTimes>{layer}, {}).seconds, 28);
-  layer.counts_rows = true;
+  layer.counts = LayerTimes::Counts::before_dispatch;
   EXPECT_DOUBLE_EQ(weave_block(serial_weave(), std::vector<LayerTimes>{layer}, {}).seconds, 30);
 }
 
