@@ -93,7 +93,7 @@ constexpr Setting kSettings[] = {
      .words = "none,evaluation,prefill", .fallback = R"("none")", .flags = "--forward-only", .group = kScheduleGroup,
      .help = "Forwards alone: evaluation (with the loss), prefill (leaves keys and values; without the head), or none",
      .details = "The family's forwards in their order. A schedule file without backwards is evaluation by default.",
-     .reads = kSearches, .offers = kSearches, .example = R"("evaluation")"},
+     .reads = kPacks | kSchedule, .offers = kPacks | kSchedule, .example = R"("evaluation")"},
     {.pointer = "/schedule/batches", .place = at<&Scenario::batches>, .low = 1, .high = kCount,
      .fallback = "the family's", .flags = "--batches", .group = kScheduleGroup,
      .help = "Number of batches to simulate, for families without a flush, at least 1",
