@@ -14,7 +14,7 @@ constexpr double kCount = 1'000'000'000, kSize = 1 << 24;  // the latter of hidd
 // What costs of ops follow from.
 constexpr Commands kPrices = kSimulate | kPlan | kSlice | kWeave | kKernels;
 constexpr Commands kSizes = kSimulate | kSlice | kWeave | kRun | kKernels;
-constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedule, kPacks = kSimulate | kRun;
+constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedule, kPacks = kSimulate | kPlan | kRun;
 // Commands that offer flags for all that they read; the others offer what most people need.
 constexpr Commands kFull = kSimulate | kKernels;
 constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
