@@ -15,8 +15,8 @@ using namespace model;  // NOLINT(google-build-using-namespace)
 // The batches of documents of a plan's configurations, each packed once. Thread-safe.
 class PlanBatches {
  public:
-  // Returns the documents of `base` in this number of replicas and of microbatches per replica (0: the fewest). Throws
-  // InputError if they do not fit.
+  // Returns the documents of `base` in this number of replicas and of microbatches per replica (0: the fewest), the
+  // replica with the most work first. Throws InputError if they do not fit.
   std::shared_ptr<const Batch> of(const Scenario& base, int replicas, int microbatches, bool in_step);
 
  private:

@@ -171,8 +171,8 @@ class Enumeration {
     return sizes;
   }
 
-  // Numbers of microbatches per replica for the documents: as loaded, or the fewest that hold them and up to eight
-  // times as many, also as multiples of the pipeline ranks.
+  // Numbers of microbatches per replica for the documents: as loaded, or the fewest that hold them, and these and
+  // two and four times as many as multiples of the pipeline ranks.
   std::vector<int> document_microbatches() const {
     const BatchRequest& request = base_.documents->request;
     const std::int64_t loaded = std::ssize(request.loaded);
@@ -185,11 +185,10 @@ class Enumeration {
       const int fewest = space_.batches->of(base_, point_.dp, 0, false)->microbatches();
       std::int64_t documents = 0;
       base_.documents->for_each_document([&](std::int64_t) { ++documents; });
-      for (int count = fewest; count <= 8 * fewest; count *= 2) {
-        for (const int each : {count, (count + point_.pp - 1) / point_.pp * point_.pp}) {
-          const bool known = std::find(out.begin(), out.end(), each) != out.end();
-          if (!known && std::int64_t{each} * point_.dp <= documents) out.push_back(each);
-        }
+      out.push_back(fewest);
+      for (int count = fewest; count <= 4 * fewest; count *= 2) {
+        const int whole = (count + point_.pp - 1) / point_.pp * point_.pp;
+        if (whole > out.back() && std::int64_t{whole} * point_.dp <= documents) out.push_back(whole);
       }
     } catch (const InputError&) {
       return {};  // fewer documents than replicas
@@ -476,7 +475,7 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
           "/batch/lengths: requires one sequence per microbatch (--mbs 1), which packs documents");
   require(!names_file(base.schedule), "/schedule: expected families, not a file");
   const auto no_training = [](const auto& given, const auto& none) {
-    return std::all_of(given.begin(), given.end(), [&](const auto& each) { return each == none; });
+    return given.empty() || std::find(given.begin(), given.end(), none) != given.end();
   };
   require(!base.training.forward_only() ||
               (no_training(space.recompute, std::string("none")) && no_training(space.distributed_optimizer, false)),

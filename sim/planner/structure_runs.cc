@@ -45,22 +45,6 @@ constexpr std::int64_t kMostVertices = 1 << 18;
 // Work of which nothing is shared with other configurations: replicas with documents of their own, and forwards alone.
 bool is_whole(const Scenario& scenario) { return scenario.documents || scenario.training.forward_only(); }
 
-// Returns the schedule, with documents that of the replica with the most work.
-Schedule schedule_of_most_work(const Scenario& scenario) {
-  if (!scenario.documents) return make_schedule(scenario);
-  Scenario equal = scenario;
-  equal.documents.reset();
-  const auto work = [&](const Microbatches& replica) {
-    double sum = 0;
-    for (const Documents& documents : replica) sum += work_of(documents, &*scenario.model);
-    return sum;
-  };
-  const std::vector<Microbatches>& replicas = scenario.documents->replicas;
-  const auto heaviest = std::max_element(replicas.begin(), replicas.end(),
-                                         [&](const auto& a, const auto& b) { return work(a) < work(b); });
-  return with_microbatches(make_schedule(equal), *scenario.documents, *heaviest);
-}
-
 }  // namespace
 
 std::string_view name_of(PlanStatus status) {
@@ -145,7 +129,7 @@ StructureRuns::Sketch& StructureRuns::sketch() {
 
 // The bytes of activations are not bounded.
 PlanResult StructureRuns::assess_whole(const Scenario& scenario) const {
-  const Schedule schedule = schedule_of_most_work(scenario);
+  const Schedule schedule = make_schedule(scenario);  // with documents, of the first replica (PlanBatches)
   const ScenarioCosts costs(scenario, schedule);
   const Gpu& gpu = scenario.cluster->gpu;
   PlanResult out;

@@ -84,7 +84,7 @@ TEST(PlanDocuments, RefuseWhatDoesNotFit) {
   EXPECT_THAT(error_of(kDocumentLengths + "--runs-on megatron"),
               HasSubstr("documents of different length are not printed"));
   EXPECT_THAT(error_of("--gbs 16 --forward-only evaluation --runs-on megatron"), HasSubstr("without a backward"));
-  EXPECT_THAT(error_of("--gbs 16 --forward-only evaluation --recompute none,full"),
+  EXPECT_THAT(error_of("--gbs 16 --forward-only evaluation --recompute full"),
               HasSubstr("--forward-only: recomputation and sharded optimizer states have no effect"));
   EXPECT_THAT(error_of("--lengths lognormal:1500,1,8192,3 --tp 1 --pp 4"), HasSubstr("data-parallel size"));
 }
