@@ -272,7 +272,10 @@ class MegatronImport : MegatronValues {
       fail("no-overlap-p2p-communication", "with interleaving, requires --pipeline-model-parallel-size of at least 3");
     }
     set("/parallelism/overlap_transfers", !has("no-overlap-p2p-communication"));
-    set_if("/schedule/group", positive("microbatch-group-size-per-virtual-pipeline-stage"));
+    constexpr const char* kGroup = "microbatch-group-size-per-virtual-pipeline-stage";
+    const std::optional<std::int64_t> group = positive(kGroup);
+    if (group.value_or(ranks) < ranks) fail(kGroup, "expected at least --pipeline-model-parallel-size");
+    set_if("/schedule/group", group);
   }
 
   // Returns the number of chunks.

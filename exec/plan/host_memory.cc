@@ -47,14 +47,22 @@ void check_memory(const RunPlan& plan, std::span<const int> workers_here, std::i
   double needed = 0;
   int workers = 0;
   std::size_t most = 0;
+  // Which replicas are here is not known: all count as the largest one.
+  const auto largest = [&](std::size_t rank) -> const ArenaPlan& {
+    const ArenaPlan* out = &plan.arena(static_cast<int>(rank));
+    for (int replica = 1; replica < plan.layout().data; ++replica) {
+      const ArenaPlan& other = plan.of_replica(replica).arena(static_cast<int>(rank));
+      if (other.total_bytes > out->total_bytes) out = &other;
+    }
+    return *out;
+  };
   for (std::size_t rank = 0; rank < workers_here.size(); ++rank) {
-    const auto bytes = static_cast<double>(plan.arena(static_cast<int>(rank)).total_bytes);
-    needed += bytes * workers_here[rank];
+    needed += static_cast<double>(largest(rank).total_bytes) * workers_here[rank];
     workers += workers_here[rank];
-    if (plan.arena(static_cast<int>(rank)).total_bytes > plan.arena(static_cast<int>(most)).total_bytes) most = rank;
+    if (largest(rank).total_bytes > largest(most).total_bytes) most = rank;
   }
   if (needed <= static_cast<double>(available_bytes)) return;
-  const ArenaPlan& arena = plan.arena(static_cast<int>(most));
+  const ArenaPlan& arena = largest(most);
   throw DoesNotFit(fmt::format(
       "{} workers on this host need {:.2f} GiB, but {:.2f} GiB are available; the largest is pipeline rank {} with "
       "{:.2f} GiB of weights, gradients, optimizer states and scratch and {:.2f} GiB of activations",

@@ -413,6 +413,7 @@ class RankPlanner {
   void give(const OpPlan& op) {
     const UnitBlocks& blocks = blocks_of(op.chunk, op.unit);
     const SliceBytes& bytes = bytes_of(op);
+    if (op.op.op == OpKind::F && schedule_.shape(op.op.microbatch).forward_only) return give_forward_only(op);
     if (is_gradient(op.op.op)) {
       of_slices_.give(blocks.to_input_gradient, bytes.activations_to_input_gradient);
       if (op.op.slice == 0) {
@@ -424,6 +425,17 @@ class RankPlanner {
       of_slices_.give(blocks.to_weight_gradient, bytes.activations_to_weight_gradient);
     }
     if (op.op.op == OpKind::W) of_slices_.give(blocks.output_gradients, bytes.gradients_to_weight_gradient);
+  }
+
+  // No backward follows: the last slice has read the keys and values of all.
+  void give_forward_only(const OpPlan& op) {
+    const UnitBlocks& blocks = blocks_of(op.chunk, op.unit);
+    const SliceBytes& bytes = bytes_of(op);
+    of_slices_.give(blocks.to_input_gradient, bytes.activations_to_input_gradient);
+    of_slices_.give(blocks.to_weight_gradient, bytes.activations_to_weight_gradient);
+    if (op.op.slice + 1 != schedule_.num_slices(op.op.microbatch)) return;
+    of_keys_.give(blocks_of(op.chunk, op.unit - op.op.slice).keys_values,
+                  graph_.slice_bytes(op.op.stage, op.op.microbatch, 0).keys_values);
   }
 
   const OpGraph& graph_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "exec/plan/message_order.h"
@@ -47,10 +48,10 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   }
   refuse_vocabulary(schedule_, "runs do not split embedding and output layer over pipeline ranks");
   for (const MicrobatchShape& shape : schedule_.shapes()) {
-    if (shape.forward_only) throw InputError("the schedule has microbatches without a backward: every run trains");
     const bool differs = sequence_length_ > 0 && shape.tokens() != sequence_length_;
-    if (on_devices() && (differs || !shape.documents.empty())) {
-      throw InputError("microbatches of documents of different length run on CPUs alone (--backend cpu)");
+    if (on_devices() && (differs || !shape.documents.empty() || shape.forward_only)) {
+      throw InputError(
+          "microbatches of documents of different length and without a backward run on CPUs alone (--backend cpu)");
     }
     sequence_length_ = std::max(sequence_length_, shape.tokens());
     positions_ = std::max(positions_, shape.documents.empty()
@@ -64,7 +65,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
     if (mb < microbatches) {
       first_sequences_.push_back(sequences_per_replica_);
       sequences_per_replica_ += shape.sequences;
-      tokens_per_replica_ += shape.sequences * shape.tokens();
+      tokens_of_.push_back(counts(shape) ? shape.sequences * shape.tokens() * layout_.data : 0);
     } else if (shape.sequences != of_first_batch.sequences || shape.tokens() != of_first_batch.tokens()) {
       throw InputError("batches with different numbers of sequences or tokens: expected equal batches");
     }
@@ -109,6 +110,35 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
     }
   }
   graph_->refill(footprint_.get());
+}
+
+RunPlan::RunPlan(const RunSpec& spec, const std::vector<Schedule>& replicas) : RunPlan(spec, replicas.front()) {
+  if (replicas.size() == 1) return;
+  if (has_experts() && layout_.tensor % layout_.expert != 0) {
+    throw InputError(
+        fmt::format("expert groups over replicas with documents of their own: expected an expert-parallel size that "
+                    "divides the tensor-parallel size {}, got {}",
+                    layout_.tensor, layout_.expert));
+  }
+  own_microbatches_ = true;
+  std::fill(tokens_of_.begin(), tokens_of_.end(), 0);
+  for (std::size_t replica = 0; replica < replicas.size(); ++replica) {
+    if (replica > 0) others_.push_back(std::make_unique<RunPlan>(spec, replicas[replica]));
+    const RunPlan& one = replica > 0 ? *others_.back() : *this;
+    if (on_devices() && one.sequence_length_ != sequence_length_) {
+      throw InputError("replicas with documents of different length run on CPUs alone (--backend cpu)");
+    }
+    sequence_length_ = std::max(sequence_length_, one.sequence_length_);
+    for (std::size_t mb = 0; mb < tokens_of_.size(); ++mb) {
+      const MicrobatchShape& shape = replicas[replica].shape(static_cast<int>(mb));
+      if (counts(shape)) tokens_of_[mb] += shape.sequences * shape.tokens();
+    }
+  }
+  for (const auto& other : others_) {
+    other->own_microbatches_ = true;
+    other->sequence_length_ = sequence_length_;
+    other->tokens_of_ = tokens_of_;
+  }
 }
 
 void RunPlan::make_stages() {
@@ -198,12 +228,18 @@ int RunPlan::steps_per_run() const {
 
 double RunPlan::tokens_per_step(int microbatch) const {
   if (schedule_.weight_policy() != WeightPolicy::stashed) return tokens_per_batch();
-  const MicrobatchShape& shape = schedule_.shape(microbatch);
-  return static_cast<double>(shape.sequences * layout_.data) * static_cast<double>(shape.tokens());
+  return static_cast<double>(tokens_of_[microbatch % schedule_.num_microbatches()]);
+}
+
+double RunPlan::tokens_per_batch() const {
+  return static_cast<double>(std::accumulate(tokens_of_.begin(), tokens_of_.end(), std::int64_t{0}));
 }
 
 int RunPlan::first_sequence(int microbatch, int data_rank) const {
-  return data_rank * sequences_per_replica_ + first_sequences_[microbatch % schedule_.num_microbatches()];
+  const int of_batch = microbatch % schedule_.num_microbatches();
+  if (own_microbatches_)
+    return first_sequences_[of_batch] * layout_.data + data_rank * schedule_.shape(of_batch).sequences;
+  return data_rank * sequences_per_replica_ + first_sequences_[of_batch];
 }
 
 }  // namespace sluice::exec

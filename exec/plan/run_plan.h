@@ -89,9 +89,17 @@ class RunPlan {
   // Throws InputError for what the kernels or the schedule do not support, ScheduleError for a schedule that deadlocks.
   // Slice lengths of the schedule are in tokens. float16 always computes the global norm, which detects overflows.
   RunPlan(RunSpec spec, Schedule schedule);
+  // The same for replicas with microbatches of their own. Precondition: one schedule per replica, which differ in
+  // shapes alone, and have as many sequences.
+  RunPlan(const RunSpec& spec, const std::vector<Schedule>& replicas);
   RunPlan(const RunPlan&) = delete;
   RunPlan& operator=(const RunPlan&) = delete;
 
+  // The plan of a replica: this one, the first one's, unless they have microbatches of their own. Their graphs differ
+  // in bytes alone.
+  const RunPlan& of_replica(int data_rank) const {
+    return data_rank == 0 || others_.empty() ? *this : *others_[data_rank - 1];
+  }
   const RunSpec& spec() const { return spec_; }
   const Schedule& schedule() const { return schedule_; }
   const RunLayout& layout() const { return layout_; }
@@ -113,16 +121,20 @@ class RunPlan {
   // On devices a checkpoint holds the master weights, so that it can be resumed on CPU and device.
   Precision checkpoint_precision() const { return on_devices() ? Precision::float32 : spec_.precision; }
 
-  // Batches (optimizer steps) of one run of the graph, and sequences and tokens of one batch over all replicas.
+  // Batches (optimizer steps) of one run of the graph, and sequences and tokens of one batch over all replicas; the
+  // latter without those of forward-only microbatches, unless all are.
   int batches() const { return schedule_.num_batches(); }
   int sequences_per_batch() const { return sequences_per_batch_; }
   std::int64_t sequence_length() const { return sequence_length_; }  // of the longest microbatch
-  double tokens_per_batch() const { return static_cast<double>(tokens_per_replica_) * layout_.data; }
+  double tokens_per_batch() const;
+  // Whether losses include a microbatch: if it has a backward, or if none has.
+  bool counts(const MicrobatchShape& shape) const { return !shape.forward_only || schedule_.forward_only(); }
   // Tokens over which the loss of the optimizer step of a microbatch is averaged.
   double tokens_per_step(int microbatch) const;
   // Optimizer steps of one run of the graph: one per batch, or with weight stashing one per microbatch.
   int steps_per_run() const;
-  // Index in its batch of the first sequence of a microbatch, for one replica.
+  // Index in its batch of the first sequence of a microbatch, for one replica: that of all microbatches follow each
+  // other, or of replicas with microbatches of their own those of one number, as the loader distributes them.
   int first_sequence(int microbatch, int data_rank) const;
 
  private:
@@ -144,8 +156,10 @@ class RunPlan {
   int sequences_per_replica_ = 0;
   int sequences_per_batch_ = 0;
   std::int64_t sequence_length_ = 0;
-  std::int64_t positions_ = 0;  // of the longest document
-  std::int64_t tokens_per_replica_ = 0;
+  std::int64_t positions_ = 0;                    // of the longest document
+  std::vector<std::int64_t> tokens_of_;           // by microbatch of a batch, over all replicas
+  bool own_microbatches_ = false;                 // of each replica
+  std::vector<std::unique_ptr<RunPlan>> others_;  // of the second replica and those after it
 };
 
 }  // namespace sluice::exec

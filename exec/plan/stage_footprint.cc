@@ -39,7 +39,7 @@ SliceBytes StageFootprint::slice(int stage, const MicrobatchShape& shape, int sl
     // One buffer of all slices, with the lifetime of the first slice's.
     const SliceMemory whole = of.slice_memory({.sequences = shape.sequences, .tokens = shape.tokens()});
     bytes.keys_values = aligned(whole.keys_values);
-    bytes.keys_values_gradient = aligned(whole.keys_values_gradient);
+    if (!shape.forward_only) bytes.keys_values_gradient = aligned(whole.keys_values_gradient);
   }
   bytes.transfer_forward = of.spec().contents.head ? 0 : memory.boundary;
   bytes.transfer_backward = of.spec().contents.embedding ? 0 : memory.boundary;

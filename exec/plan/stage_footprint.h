@@ -26,7 +26,7 @@ class StageFootprint : public Footprint {
 
  private:
   struct OfRank {
-    int gradient_buffers = 1;
+    int gradient_buffers = 0;
     std::int64_t scratch_bytes = 0;
   };
   std::span<const std::unique_ptr<Stage>> stages_;

@@ -183,6 +183,7 @@ void Worker::add_up_losses() {
   const Schedule& schedule = plan_.schedule();
   std::fill(losses_.begin(), losses_.end(), 0.0);
   for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+    if (!plan_.counts(schedule.shape(mb))) continue;
     for (int slice = 0; slice < schedule.num_slices(mb); ++slice) {
       losses_[mb / schedule.num_microbatches()] += unit_losses_[schedule.first_unit(mb) + slice];
     }
@@ -192,7 +193,8 @@ void Worker::add_up_losses() {
 std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
                                     const WorkerServices& services) {
   if (plan.on_devices()) return std::make_unique<DeviceWorker>(plan, world_rank, transport, services);
-  return std::make_unique<HostWorker>(plan, world_rank, transport, services);
+  const RunPlan& of_replica = plan.of_replica(plan.layout().data_rank(world_rank));
+  return std::make_unique<HostWorker>(of_replica, world_rank, transport, services);
 }
 
 }  // namespace sluice::exec

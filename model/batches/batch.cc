@@ -91,9 +91,6 @@ void check_documents(const BatchRequest& request, const std::vector<std::int64_t
     refuse(request,
            fmt::format("expected documents of at most {} tokens (--seq-length), got {}", request.most_tokens, longest));
   }
-  if (request.microbatches == 0 && request.most_tokens == 0) {
-    refuse(request, "the number of microbatches is required (--microbatches), or --seq-length to limit their tokens");
-  }
   const int each = std::max(1, request.microbatches);
   if (std::int64_t{each} * request.replicas > std::ssize(documents)) {
     refuse(request, fmt::format("{} documents are fewer than {} of each of {} replicas", documents.size(),
@@ -113,6 +110,12 @@ void check_documents(const BatchRequest& request, const std::vector<std::int64_t
 Microbatches packed_microbatches(BatchRequest& request, const Model* model, bool& proven) {
   std::vector<std::int64_t> documents;
   for (const Documents& each : request.loaded) documents.insert(documents.end(), each.begin(), each.end());
+  if (request.microbatches == 0 && request.most_tokens == 0) {
+    if (std::ssize(request.loaded) % request.replicas != 0) {
+      refuse(request, "the number of microbatches is required (--microbatches), or --seq-length to limit their tokens");
+    }
+    request.microbatches = static_cast<int>(std::ssize(request.loaded) / request.replicas);
+  }
   check_documents(request, documents);
   PackingProblem problem = problem_of(request, documents, model);
   const auto found = request.microbatches > 0 ? packed(request.packer, problem) : packed_in_fewest(request, problem);
@@ -138,7 +141,9 @@ std::vector<Microbatches> distributed(const BatchRequest& request, const Microba
   for (const Documents& each : all) problem.weight.push_back(work_of(each, model));
   std::vector<Microbatches> out(to_size(request.replicas));
   if (!request.in_step) {
-    const Packing of = pack_greedily(problem).value();  // there is one place for each
+    constexpr std::int64_t kMostNodes = 200'000;
+    const Packing of = request.packer == Packer::balanced ? pack_exactly(problem, kMostNodes).value().packing
+                                                          : pack_greedily(problem).value();  // there are enough places
     for (std::size_t i = 0; i < all.size(); ++i) out[to_size(of[i])].push_back(all[i]);
     return out;
   }
@@ -148,15 +153,6 @@ std::vector<Microbatches> distributed(const BatchRequest& request, const Microba
                    [&](std::size_t a, std::size_t b) { return problem.weight[a] > problem.weight[b]; });
   for (std::size_t i = 0; i < all.size(); ++i) out[i % out.size()].push_back(all[order[i]]);
   return out;
-}
-
-void sort_microbatches(Microbatches& replica, MicrobatchOrder order, const Model* model) {
-  if (order != MicrobatchOrder::ascending && order != MicrobatchOrder::descending) return;
-  std::stable_sort(replica.begin(), replica.end(), [&](const Documents& a, const Documents& b) {
-    const double of_a = work_of(a, model);
-    const double of_b = work_of(b, model);
-    return order == MicrobatchOrder::ascending ? of_a < of_b : of_a > of_b;
-  });
 }
 
 void check_shared(const BatchRequest& request) {
@@ -226,6 +222,10 @@ std::int64_t Batch::longest() const {
   return most;
 }
 
+bool replicas_in_step(const Training& training) {
+  return training.expert_ranks() > training.tp * training.cp || training.gathers_per_op() || training.reduces_per_op();
+}
+
 double work_of(const Documents& documents, const Model* model) {
   double sum = 0;
   for (const std::int64_t tokens : documents) {
@@ -267,19 +267,31 @@ Batch make_batch(BatchRequest request, const Model* model) {
     return batch_of_groups(std::move(request), megatron_groups(problem));
   }
   Batch out;
-  if (request.packer == Packer::given) {
+  if (request.packer == Packer::given || request.packer == Packer::balanced) {
     check_given(request);
-    out.replicas = in_turn(request);
-    request.microbatches = out.microbatches();
+    request.microbatches = static_cast<int>(std::ssize(request.loaded) / request.replicas);
+    out.replicas = request.packer == Packer::given ? in_turn(request) : distributed(request, request.loaded, model);
   } else {
     const Microbatches all = packed_microbatches(request, model, out.proven);
     out.replicas = distributed(request, all, model);
   }
   const bool changed = request.packer != Packer::given || request.order != MicrobatchOrder::given;
   if (changed && is_as_loaded(request)) out.before = in_turn(request);
-  for (Microbatches& replica : out.replicas) sort_microbatches(replica, request.order, model);
+  order_microbatches(out, request.order, model);
   out.request = std::move(request);
   return out;
+}
+
+void order_microbatches(Batch& batch, MicrobatchOrder order, const Model* model) {
+  batch.request.order = order;
+  if (order != MicrobatchOrder::ascending && order != MicrobatchOrder::descending) return;
+  for (Microbatches& replica : batch.replicas) {
+    std::stable_sort(replica.begin(), replica.end(), [&](const Documents& a, const Documents& b) {
+      const double of_a = work_of(a, model);
+      const double of_b = work_of(b, model);
+      return order == MicrobatchOrder::ascending ? of_a < of_b : of_a > of_b;
+    });
+  }
 }
 
 Schedule with_microbatches(const Schedule& schedule, const Batch& batch, const Microbatches& microbatches) {

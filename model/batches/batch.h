@@ -9,10 +9,11 @@
 #include "model/batches/documents.h"
 #include "model/blocks/model.h"
 #include "model/schedule/schedule.h"
+#include "model/workload/training.h"
 
 namespace sluice::model {
 
-enum class Packer : std::uint8_t { given, greedy, differencing, exact };
+enum class Packer : std::uint8_t { given, balanced, greedy, differencing, exact };
 enum class MicrobatchOrder : std::uint8_t { given, ascending, descending, best };
 
 // How the data-parallel ranks share documents: not at all, by Megatron-LM's rule, or in the fastest way that is found
@@ -20,7 +21,7 @@ enum class MicrobatchOrder : std::uint8_t { given, ascending, descending, best }
 enum class ContextGrouping : std::uint8_t { none, megatron, fastest };
 
 inline const std::vector<std::string> kContextGroupings = {"none", "megatron", "fastest"};
-inline const std::vector<std::string> kPackers = {"given", "greedy", "karmarkar-karp", "exact"};
+inline const std::vector<std::string> kPackers = {"given", "balanced", "greedy", "karmarkar-karp", "exact"};
 inline const std::vector<std::string> kMicrobatchOrders = {"given", "ascending", "descending", "best"};
 
 // What a batch of documents of different length is made from.
@@ -40,6 +41,9 @@ struct BatchRequest {
 };
 
 using Microbatches = std::vector<Documents>;
+
+// Whether replicas wait for each other at every microbatch, since they share its experts or parameters.
+bool replicas_in_step(const Training& training);
 
 // A batch of documents, distributed over data-parallel replicas and their microbatches.
 struct Batch {
@@ -65,10 +69,13 @@ struct Batch {
 double work_of(const Documents& documents, const Model* model);
 
 // Distributes the documents. As given, the microbatches of the loader go to the replicas in turn, as in Megatron-LM.
-// Otherwise documents are packed into microbatches of equal work, and these distributed over the replicas so that their
-// sums are equal, or in step, so that those with the same number are. Throws InputError if they do not fit.
+// Balanced, they are distributed over the replicas so that their sums are equal, or in step, so that those with the
+// same number are. Otherwise documents are first packed into microbatches of equal work, as many as the loader has if
+// neither their number nor their tokens are limited. Throws InputError if they do not fit.
 // With dynamic context parallelism the groups follow from Megatron-LM's rule.
 Batch make_batch(BatchRequest request, const Model* model);
+// Changes the order of the microbatches of every replica, except for `best`, which depends on the schedule.
+void order_microbatches(Batch& batch, MicrobatchOrder order, const Model* model);
 // The batch of these groups of the documents.
 Batch batch_of_groups(BatchRequest request, std::vector<ContextGroup> groups);
 // The problem of `grouping`; without times.

@@ -374,8 +374,7 @@ class Reading {
       object.fail("the tokens of a rank matter with dynamic context parallelism only (--dynamic-cp)");
     }
     if (request.grouping != ContextGrouping::none) check_shared_ranks(object);
-    request.in_step =
-        training.expert_ranks() > training.tp * training.cp || training.gathers_per_op() || training.reduces_per_op();
+    request.in_step = replicas_in_step(training);
     scenario_.documents =
         std::make_shared<Batch>(make_batch(std::move(request), scenario_.model ? &*scenario_.model : nullptr));
     scenario_.microbatches = scenario_.documents->microbatches();

@@ -14,7 +14,7 @@ constexpr double kCount = 1'000'000'000, kSize = 1 << 24;  // the latter of hidd
 // What costs of ops follow from.
 constexpr Commands kPrices = kSimulate | kPlan | kSlice | kWeave | kKernels;
 constexpr Commands kSizes = kSimulate | kSlice | kWeave | kRun | kKernels;
-constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedule;
+constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedule, kPacks = kSimulate | kPlan | kRun;
 // Commands that offer flags for all that they read; the others offer what most people need.
 constexpr Commands kFull = kSimulate | kKernels;
 constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
@@ -62,9 +62,9 @@ constexpr Setting kSettings[] = {
      .reads = kSimulate | kWeave | kRun, .offers = kSimulate | kWeave | kRun,
      .megatron = "num-layers-per-virtual-pipeline-stage", .example = "2",
      .with = R"({"schedule": {"name": "interleaved-1f1b"}})"},
-    {.pointer = "/schedule/group", .place = at<&Scenario::group>, .low = 1, .high = kCount, .fallback = "--pp",
-     .flags = "--group", .group = kScheduleGroup,
-     .help = "Interleaved families: number of microbatches (or slices) per group, at least --pp",
+    {.pointer = "/schedule/group", .place = at<&Scenario::group>, .low = 1, .high = kCount,
+     .fallback = "--pp; PyTorch's with its pipelining", .flags = "--group", .group = kScheduleGroup,
+     .help = "Interleaved families: microbatches (or slices) per group, at least --pp, or all as in PyTorch",
      .reads = kSimulate | kSchedule | kRun, .offers = kSimulate | kSchedule | kRun,
      .megatron = "microbatch-group-size-per-virtual-pipeline-stage", .example = "8",
      .with = R"({"schedule": {"name": "interleaved-1f1b"}})"},
@@ -93,7 +93,7 @@ constexpr Setting kSettings[] = {
      .words = "none,evaluation,prefill", .fallback = R"("none")", .flags = "--forward-only", .group = kScheduleGroup,
      .help = "Forwards alone: evaluation (with the loss), prefill (leaves keys and values; without the head), or none",
      .details = "The family's forwards in their order. A schedule file without backwards is evaluation by default.",
-     .reads = kSimulate | kSchedule, .offers = kSimulate | kSchedule, .example = R"("evaluation")"},
+     .reads = kPacks | kSchedule, .offers = kPacks | kSchedule, .example = R"("evaluation")"},
     {.pointer = "/schedule/batches", .place = at<&Scenario::batches>, .low = 1, .high = kCount,
      .fallback = "the family's", .flags = "--batches", .group = kScheduleGroup,
      .help = "Number of batches to simulate, for families without a flush, at least 1",
@@ -467,17 +467,17 @@ constexpr Setting kSettings[] = {
     {.pointer = "/batch/lengths", .kind = SettingKind::text, .fallback = "all sequences have --seq-length",
      .flags = "--lengths", .group = kBatchGroup,
      .help = "Lengths of documents: a file with a line for each microbatch, or lognormal:MEDIAN,SIGMA,MOST,COUNT",
-     .details = "See [documents](#documents-of-different-length).", .reads = kSimulate | kRun,
-     .offers = kSimulate | kRun, .drops = "/batch/global_batch", .example = R"("lognormal:1000,1,4096,32")",
+     .details = "See [documents](#documents-of-different-length).", .reads = kPacks,
+     .offers = kPacks | kSlice, .drops = "/batch/global_batch", .example = R"("lognormal:1000,1,4096,32")",
      .with = R"({"batch": {"global_batch": null}})"},
-    {.pointer = "/batch/pack", .kind = SettingKind::word, .words = "given,greedy,karmarkar-karp,exact",
+    {.pointer = "/batch/pack", .kind = SettingKind::word, .words = "given,balanced,greedy,karmarkar-karp,exact",
      .fallback = R"("given")", .flags = "--pack", .group = kBatchGroup,
-     .help = "Packing of documents into microbatches of equal work: given (as in --lengths), greedy, karmarkar-karp or "
-         "exact", .reads = kSimulate | kRun, .offers = kSimulate | kRun, .example = R"("greedy")", .with = kManyDocuments},
+     .help = "Documents per microbatch: given, balanced (given ones over replicas), greedy, karmarkar-karp or exact",
+     .reads = kPacks, .offers = kPacks | kSlice, .example = R"("greedy")", .with = kManyDocuments},
     {.pointer = "/batch/order", .kind = SettingKind::word, .words = "given,ascending,descending,best",
      .fallback = R"("given")", .flags = "--microbatch-order", .group = kBatchGroup,
      .help = "Order of the microbatches of --lengths: given, ascending or descending in work, or best (searched for)",
-     .reads = kSimulate | kRun, .offers = kSimulate | kRun, .example = R"("ascending")", .with = kDocuments},
+     .reads = kPacks, .offers = kPacks, .example = R"("ascending")", .with = kDocuments},
     {.pointer = "/batch/dynamic_cp", .kind = SettingKind::word, .place = at<&Scenario::context_grouping>,
      .words = "none,megatron,fastest", .fallback = R"("none")", .flags = "--dynamic-cp", .group = kBatchGroup,
      .help = "Context parallelism of each document of --lengths over the --dp ranks: by Megatron-LM's rule, or fastest",

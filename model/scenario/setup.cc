@@ -132,6 +132,21 @@ Schedule make_schedule(const Scenario& scenario) {
   return with_microbatches(schedule, *scenario.documents, scenario.documents->replicas.front());
 }
 
+namespace {
+
+// PyTorch's interleaved schedules have as many groups as there are whole multiples of p microbatches, at least one.
+int group_of(const Scenario& scenario) {
+  if (scenario.group > 0 || !scenario.training.torch_pipelining || scenario.schedule == kAutomatic) {
+    return scenario.group;
+  }
+  const Family& family = find_family(scenario.schedule);
+  if (!family.grouped || family.sliced || family.for_expert_parallelism) return 0;
+  const int groups = std::max(1, scenario.microbatches / scenario.training.pp);
+  return scenario.microbatches % groups == 0 ? scenario.microbatches / groups : 0;
+}
+
+}  // namespace
+
 FamilyParams family_params(const Scenario& scenario) {
   if (scenario.training.pp == 0) {
     throw InputError(
@@ -141,7 +156,7 @@ FamilyParams family_params(const Scenario& scenario) {
                       .chunks = scenario.chunks,
                       .microbatches = scenario.microbatches,
                       .batches = scenario.batches,
-                      .group = scenario.group,
+                      .group = group_of(scenario),
                       .shape = scenario.shape};
   if (params.microbatches == 0) {
     throw InputError(

@@ -49,9 +49,9 @@ ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of
 
 int group_of_microbatches(const Family& family, const FamilyParams& params) {
   const int group = params.group == 0 ? params.ranks : params.group;
-  if (group < params.ranks) {
-    refuse(family,
-           fmt::format("group: expected at least one microbatch for each of {} ranks, got {}", params.ranks, group));
+  if (group < params.ranks && group != params.microbatches) {
+    refuse(family, fmt::format("group: expected at least one microbatch for each of {} ranks, or all {}, got {}",
+                               params.ranks, params.microbatches, group));
   }
   const int last = params.microbatches % group;
   if (last != 0 && last < params.ranks) {

@@ -134,7 +134,8 @@ std::vector<int> snake(int ranks, int chunks);   // back and forth: V for two ch
 ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of_a_rank);
 
 // Returns the group size of the interleaved families in microbatches: `params.group`, or p if that is 0. Throws
-// InputError if a group, or the smaller last one, has fewer than p microbatches.
+// InputError if a group, or the smaller last one, has fewer than p microbatches, except one of all microbatches, which
+// PyTorch has.
 int group_of_microbatches(const Family& family, const FamilyParams& params);
 // Returns the units per group of the interleaved schedule of slices where params.group is 0: those of the smallest
 // number of microbatches that divides all and has at least as many slices as there are ranks. Precondition: there is

@@ -181,7 +181,7 @@ class Slices(_Document):
 
     def __init__(self, document: Mapping[str, Any], lengths: list[int]) -> None:
         super().__init__(document)
-        self.lengths = lengths  #: tokens of each slice; empty for a joint cut
+        self.lengths = lengths  #: tokens of each slice; empty for a joint cut and with balance
 
 
 def slice(
@@ -193,12 +193,15 @@ def slice(
     max_slices: int = 0,
     granularity: int = 0,
     balanced: bool = False,
+    balance: bool = False,
     backward: bool = False,
     joint: int = 0,
     algorithm1_ms: float = -1,
     time_budget_s: float = -1,
 ) -> Slices:
     """Cuts sequences into slices: the fastest for TeraPipe, for a ``schedule``, or ``balanced`` by FLOPs.
+
+    With ``balance``, compares packings and orders of the scenario's documents of different length instead.
 
     The arguments are the flags of ``sluice slice``; ``schedule`` is --for.
     """
@@ -209,6 +212,7 @@ def slice(
     request.max_slices = max_slices
     request.granularity = granularity
     request.balanced = balanced
+    request.balance = balance
     request.backward = backward
     request.joint = joint
     request.algorithm1_ms = algorithm1_ms

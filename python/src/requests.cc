@@ -239,6 +239,7 @@ void bind_requests(nb::module_& module) {
       .def_rw("schedule", &SliceRequest::schedule)
       .def_rw("algorithm1_ms", &SliceRequest::algorithm1_ms)
       .def_rw("balanced", &SliceRequest::balanced)
+      .def_rw("balance", &SliceRequest::balance)
       .def_rw("backward", &SliceRequest::backward)
       .def_rw("joint", &SliceRequest::joint)
       .def_rw("granularity", &SliceRequest::granularity)

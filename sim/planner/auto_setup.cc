@@ -7,11 +7,15 @@
 #include <cmath>
 #include <utility>
 
+#include "model/batches/batch.h"
+#include "model/errors.h"
+#include "model/slicing/balanced.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
 #include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/perturbed.h"
+#include "sim/planner/iteration_bound.h"
 #include "sim/planner/offload_setup.h"
 
 namespace sluice::sim {
@@ -114,9 +118,67 @@ class Planning {
  public:
   Planning(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
            const std::atomic<bool>* stop)
-      : scenario_(scenario), progress_(progress), stop_(stop) {}
+      : scenario_(of_mean_microbatches(scenario)), progress_(progress), stop_(stop) {
+    if (!scenario.documents) return;
+    documents_ = scenario;
+    auto batch = std::make_shared<Batch>(*scenario.documents);
+    batch->before.clear();
+    if (batch->request.order == MicrobatchOrder::best) batch->request.order = MicrobatchOrder::given;
+    documents_->documents = std::move(batch);
+  }
+
+  // Returns the result of the search for documents, of which `scenario` is.
+  PlannedSetup run_documents(const Scenario& scenario) {
+    AutoResult result = run_search();
+    BatchSetup found = batch_setup(scenario, result.schedule);
+    result.lower_bound = least_compute(found.setup->schedule(), ScenarioCosts(scenario, found.setup->schedule()));
+    result.periodic.reset();
+    if (result.ended_by == AutoEnd::bound) result.ended_by = AutoEnd::no_improvement;
+    result.makespan = found.run.replicas[to_size(found.run.slowest)].makespan;
+    PlannedSetup out{.setup = std::move(found.setup), .automatic = std::nullopt, .batch = std::move(found.run)};
+    out.automatic.emplace(std::move(result));
+    return out;
+  }
 
   PlannedSetup run() {
+    AutoResult result = run_search();
+    PlannedSetup out;
+    out.setup = std::make_unique<Setup>(scenario_, result.schedule);
+    out.automatic.emplace(std::move(result));
+    return out;
+  }
+
+ private:
+  static Scenario of_mean_microbatches(Scenario scenario) {
+    if (!scenario.documents) return scenario;
+    const Batch& batch = *scenario.documents;
+    const std::int64_t mean = batch.tokens() / (std::int64_t{batch.microbatches()} * std::ssize(batch.replicas));
+    scenario.shape.slice_lengths =
+        even_slices(std::max<std::int64_t>(mean, scenario.shape.num_slices()), scenario.shape.num_slices());
+    scenario.training.sequence_length = scenario.model ? scenario.shape.tokens() : scenario.training.sequence_length;
+    if (scenario.cost == CostKind::uniform) {
+      scale(scenario.uniform,
+            static_cast<double>(mean) / static_cast<double>(std::max<std::int64_t>(1, batch.request.most_tokens)));
+    }
+    scenario.documents.reset();
+    return scenario;
+  }
+
+  // The times of a uniform cost are those of most_tokens tokens, or of one.
+  static void scale(UniformTimes& times, double factor) {
+    if (times.forward.empty() && times.input_gradient.empty() && times.weight_gradient.empty() &&
+        times.stages.empty()) {
+      times.forward = times.input_gradient = times.weight_gradient = {1};
+    }
+    for (std::vector<double>* const each : {&times.forward, &times.input_gradient, &times.weight_gradient}) {
+      for (double& seconds : *each) seconds *= factor;
+    }
+    for (auto& stage : times.stages) {
+      for (double* const seconds : {&stage.forward, &stage.input_gradient, &stage.weight_gradient}) *seconds *= factor;
+    }
+  }
+
+  AutoResult run_search() {
     check_choices();
     for (const auto& [name, rank_of] : placements()) add(name, rank_of);
     if (placements_.empty())
@@ -125,13 +187,9 @@ class Planning {
     AutoResult result = search();
     result.first_seconds += elapsed() - result.seconds;
     result.seconds = elapsed();
-    PlannedSetup out;
-    out.setup = std::make_unique<Setup>(scenario_, result.schedule);
-    out.automatic.emplace(std::move(result));
-    return out;
+    return result;
   }
 
- private:
   double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
   bool is_stopped() const { return stop_ != nullptr && *stop_; }
 
@@ -313,6 +371,7 @@ class Planning {
   }
 
   std::optional<Duration> judged(const Schedule& schedule) const {
+    if (documents_) return judged_with_documents(schedule);
     const Setup setup(scenario_, schedule);
     const Timeline timeline = simulate(setup.graph(), prices_of(setup));
     if (scenario_.automatic.cap.microbatches) {
@@ -326,6 +385,18 @@ class Planning {
       }
     }
     return measure(setup.graph(), timeline).makespan;
+  }
+
+  std::optional<Duration> judged_with_documents(const Schedule& schedule) const {
+    const std::optional<double> cap = scenario_.automatic.cap.microbatches;
+    for (int rank = 0; cap && rank < schedule.num_ranks(); ++rank) {
+      if (peak_in_flight(schedule, rank) > *cap + 1e-9) return std::nullopt;
+    }
+    const BatchRun run = batch_setup(*documents_, schedule).run;
+    for (const ReplicaRun& replica : run.replicas) {
+      if (tensors_ && replica.peak_bytes > *tensors_) return std::nullopt;
+    }
+    return run.replicas[to_size(run.slowest)].makespan;
   }
 
   AutoResult search() {
@@ -361,7 +432,8 @@ class Planning {
     }
   }
 
-  const Scenario& scenario_;
+  const Scenario scenario_;            // of equal microbatches
+  std::optional<Scenario> documents_;  // with the documents, in the order before a search
   const std::function<void(double, Duration)>& progress_;
   const std::atomic<bool>* stop_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
@@ -377,9 +449,10 @@ class Planning {
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
                            const std::atomic<bool>* stop) {
   if (scenario.documents) {
-    if (scenario.schedule == kAutomatic) {
-      throw InputError(scenario.source + ": /batch/lengths: not supported with the automatic schedule (auto)");
+    if (scenario.schedule == kAutomatic && !scenario.documents->groups.empty()) {
+      throw InputError(scenario.source + ": /batch/dynamic_cp: not supported with the automatic schedule (auto)");
     }
+    if (scenario.schedule == kAutomatic) return Planning(scenario, progress, stop).run_documents(scenario);
     BatchSetup found = batch_setup(scenario);
     return {.setup = std::move(found.setup), .batch = std::move(found.run)};
   }

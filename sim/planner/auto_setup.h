@@ -22,10 +22,11 @@ struct PlannedSetup {
 // scenario's prices, including slow ranks and links, and its memory. Candidates are simulated with collectives,
 // optimizer steps and shared links, and their memory includes receive buffers. A cap in bytes is that of the device,
 // from which reserved memory and allocator overhead are subtracted. The seed is the scenario's. `progress` is called
-// with the elapsed seconds and the best makespan. The search ignores the queues of communicators and offloaded
-// activations, for which offload_setup chooses the window. A search that `stop`
-// ends has the best result so far. Throws as Setup does, InputError for inconsistent options, DoesNotFit if no schedule
-// fits.
+// with the elapsed seconds and the best makespan. With documents, orders are searched for microbatches of the mean
+// number of tokens, candidates are those that are the fastest with the documents, and the lower bound is the compute
+// time of the busiest rank. The search ignores the queues of communicators and offloaded activations, for which
+// offload_setup chooses the window. A search that `stop` ends has the best result so far. Throws as Setup does,
+// InputError for inconsistent options, DoesNotFit if no schedule fits.
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress = {},
                            const std::atomic<bool>* stop = nullptr);
 

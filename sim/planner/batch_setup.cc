@@ -8,7 +8,6 @@
 #include <set>
 #include <utility>
 
-#include "model/batches/batch.h"
 #include "model/batches/packing.h"
 #include "model/errors.h"
 #include "model/to_size.h"
@@ -160,17 +159,17 @@ Scenario fastest_grouping(const Scenario& scenario) {
 
 class BatchSimulation {
  public:
-  explicit BatchSimulation(const Scenario& scenario)
+  BatchSimulation(const Scenario& scenario, Schedule equal)
       : scenario_(scenario),
         batch_(*scenario.documents),
         model_(scenario.model ? &*scenario.model : nullptr),
-        equal_(schedule_of_equal(scenario)) {
+        equal_(std::move(equal)) {
     if (searches()) check_order();
   }
 
   BatchSetup run() {
     replicas_ = in_step(batch_.replicas);
-    BatchRun out;
+    BatchRun out{.microbatches = batch_.replicas};
     out.replicas.resize(replicas_.size());
     parallel_for(std::ssize(replicas_), [&](std::int64_t i) {
       const Simulated one = simulated(replicas_[to_size(i)]);
@@ -189,11 +188,6 @@ class BatchSimulation {
   }
 
  private:
-  static Schedule schedule_of_equal(Scenario scenario) {
-    scenario.documents.reset();
-    return make_schedule(scenario);
-  }
-
   bool searches() const { return batch_.request.order == MicrobatchOrder::best; }
 
   void check_order() const {
@@ -285,9 +279,17 @@ class BatchSimulation {
       work.push_back(work_of(documents, model_));
     }
     FoundOrder found = best_order(one.setup->graph(), one.prices, kind, work);
-    Microbatches ordered;
-    for (const int microbatch : found.order) ordered.push_back(replicas_[i][to_size(microbatch)]);
-    replicas_[i] = std::move(ordered);
+    const auto apply = [&](Microbatches& to) {
+      Microbatches ordered;
+      for (const int microbatch : found.order) ordered.push_back(to[to_size(microbatch)]);
+      to = std::move(ordered);
+    };
+    apply(replicas_[i]);
+    if (batch_.request.in_step) {  // all wait for each other
+      std::for_each(run.microbatches.begin(), run.microbatches.end(), apply);
+    } else {
+      apply(run.microbatches[i]);
+    }
     run.replicas[i] = replica_run(replicas_[i], simulated(replicas_[i]));
     return found;
   }
@@ -302,10 +304,16 @@ class BatchSimulation {
 
 }  // namespace
 
+BatchSetup batch_setup(const Scenario& scenario, Schedule equal) {
+  return BatchSimulation(scenario, std::move(equal)).run();
+}
+
 BatchSetup batch_setup(const Scenario& scenario) {
-  if (scenario.documents->groups.empty()) return BatchSimulation(scenario).run();
   const bool search = scenario.documents->request.grouping == ContextGrouping::fastest;
-  return BatchSimulation(search ? fastest_grouping(scenario) : scenario).run();
+  const Scenario grouped = search ? fastest_grouping(scenario) : scenario;
+  Scenario equal = grouped;
+  equal.documents.reset();
+  return batch_setup(grouped, make_schedule(equal));
 }
 
 void fit_all_replicas(const Scenario& scenario, const BatchRun& run, Prediction& prediction) {

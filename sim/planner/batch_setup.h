@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/batches/batch.h"
 #include "model/scenario/setup.h"
 #include "sim/engine/prediction.h"
 
@@ -25,10 +26,11 @@ struct BatchRun {
   // the most work.
   std::vector<ReplicaRun> replicas;
   int slowest = 0;
-  bool best_order = false;         // no order of the slowest replica's microbatches is faster
-  std::int64_t orders = 0;         // simulated in the search
-  Duration even{};                 // of the batch if all microbatches had their mean times
-  std::optional<Duration> before;  // of the batch as the data loader has it (Batch::before)
+  std::vector<Microbatches> microbatches;  // by replica, in the order that was found
+  bool best_order = false;                 // no order of the slowest replica's microbatches is faster
+  std::int64_t orders = 0;                 // simulated in the search
+  Duration even{};                         // of the batch if all microbatches had their mean times
+  std::optional<Duration> before;          // of the batch as the data loader has it (Batch::before)
 };
 
 // The slowest replica, ready to simulate. All replicas end together: gradients are reduced when the last one has them,
@@ -43,6 +45,8 @@ struct BatchSetup {
 // result are searched. Throws as Setup does; InputError for the best order of a schedule with joint blocks, two routes
 // or no flush.
 BatchSetup batch_setup(const Scenario& scenario);
+// The same in the order of another schedule of equal microbatches. Precondition: no dynamic context parallelism.
+BatchSetup batch_setup(const Scenario& scenario, Schedule equal);
 
 // Sets the fit to that of the replica with the highest peak.
 void fit_all_replicas(const Scenario& scenario, const BatchRun& run, Prediction& prediction);

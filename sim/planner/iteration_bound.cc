@@ -12,10 +12,13 @@ namespace {
 
 Duration rounded_duration(double seconds) { return from_seconds(seconds, "op"); }
 
-void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute, int stage, StageWork& of) {
-  const MicrobatchShape& shape = schedule.shapes()[0];
+void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute, int stage,
+                const MicrobatchShape& shape, StageWork& of) {
   for (int slice = 0; slice < shape.num_slices(); ++slice) {
     const Duration forward = rounded_duration(cost.compute_s(OpKind::F, stage, shape, slice));
+    of.forward += forward;
+    if (slice == 0) of.forward_path = forward;
+    if (shape.forward_only) continue;
     Duration gradient = recompute ? rounded_duration(cost.recompute_s(stage, shape, slice)) : Duration{0};
     const Duration whole = rounded_duration(cost.compute_s(OpKind::B, stage, shape, slice));
     if (schedule.split_backward()) {
@@ -27,11 +30,8 @@ void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute,
     } else {
       gradient += whole;
     }
-    of.forward += forward;
     of.gradient += gradient;
-    if (slice > 0) continue;
-    of.forward_path = forward;
-    of.gradient_path = gradient;
+    if (slice == 0) of.gradient_path = gradient;
   }
 }
 
@@ -115,7 +115,7 @@ std::vector<StageWork> compute_times(const Schedule& schedule, const ScenarioCos
     if (const int like = cost.alike(stage); like != stage) {
       of = stages[like];
     } else {
-      add_passes(schedule, cost, options.recompute, stage, of);
+      add_passes(schedule, cost, options.recompute, stage, schedule.shapes()[0], of);
     }
     of.after = rounded_duration(cost.optimizer_s(stage));
     if (!reduce) continue;
@@ -176,6 +176,27 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
   JointSavings savings(schedule, costs.cost());
   return least_over_ranks(schedule, microbatches, stages,
                           [&](std::span<const int> held, Duration) { return savings.most(held) * std::ssize(held); });
+}
+
+Duration least_compute(const Schedule& schedule, const ScenarioCosts& costs) {
+  const CostModel& cost = costs.cost();
+  const bool recompute = costs.lowering_options(schedule.weight_policy()).recompute;
+  std::map<std::pair<int, const MicrobatchShape*>, Duration> known;  // by the first stage alike
+  std::vector<Duration> ranks(to_size(schedule.num_ranks()), Duration{0});
+  for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+    const MicrobatchShape& shape = schedule.shape(mb);
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      const auto [found, added] = known.try_emplace({cost.alike(stage), &shape}, Duration{0});
+      if (added) {
+        StageWork work;
+        add_passes(schedule, cost, recompute, cost.alike(stage), shape, work);
+        found->second = work.forward + work.gradient + work.weight;
+      }
+      ranks[to_size(schedule.rank_of(stage, mb))] += found->second;
+    }
+  }
+  const Duration most = *std::max_element(ranks.begin(), ranks.end());
+  return schedule.has_joint_blocks() ? (most + Duration{1}) / 2 : most;
 }
 
 Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageWork> stages, bool joint) {

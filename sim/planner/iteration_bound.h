@@ -33,6 +33,9 @@ void add_times(StageWork& times, const StageWork& more);
 // equally many microbatches per route.
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
 
+// The same with any shapes, of the compute time alone: the maximum over the ranks of the sum over their ops.
+Duration least_compute(const Schedule& schedule, const ScenarioCosts& costs);
+
 // The same for stages with other times. `joint`: the two ops of a joint block may take as little as half of their sum.
 Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageWork> stages, bool joint);
 

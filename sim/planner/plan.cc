@@ -313,6 +313,7 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
     choose_dispatcher(base_, space_, out.fewer, out.fewer_result);
     if (any_number) recompute_less(base_, space_, out.fewer, out.fewer_result);
     if (out.fewer.pp * out.fewer.chunks == 1 || out.fewer.family->vocabulary_barriers > 0) return;
+    if (base_.documents || base_.training.forward_only()) return;  // bounds of partitions are of equal microbatches
     Partition partition = regular_partition(scenario_of(base_, space_, out.fewer), kRefinement, stop);
     out.layered = out.fewer;
     out.layered.stage_layers = std::move(partition.layers);

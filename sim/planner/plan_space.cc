@@ -56,6 +56,7 @@ class Enumeration {
       }
     }
     for (const std::string& word : space.recompute) recompute_.push_back(recompute_of(word));
+    if (base.training.forward_only()) recompute_ = {Training::Recompute::none};
     if (recompute_.empty()) {
       recompute_.push_back(Training::Recompute::none);
       recompute_.push_back(Training::Recompute::selective);
@@ -91,6 +92,9 @@ class Enumeration {
     if (!experts_divide_) {
       return fmt::format("plan: no requested expert-parallel size divides tp x cp x dp / etp and the {} experts{}",
                          model_.experts.count, given);
+    }
+    if (!batch_divides_ && base_.documents) {
+      return fmt::format("plan: the documents cannot be packed for any requested data-parallel size{}", given);
     }
     if (!batch_divides_ && space_.tp.empty() && space_.cp.empty() && space_.pp.empty() && space_.dp.empty() &&
         space_.micro_batch.empty()) {
@@ -167,7 +171,36 @@ class Enumeration {
     return sizes;
   }
 
+  // Numbers of microbatches per replica for the documents: as loaded, or the fewest that hold them, and these and
+  // two and four times as many as multiples of the pipeline ranks.
+  std::vector<int> document_microbatches() const {
+    const BatchRequest& request = base_.documents->request;
+    const std::int64_t loaded = std::ssize(request.loaded);
+    if (space_.microbatches > 0) return {space_.microbatches};
+    if (request.packer == Packer::given || request.packer == Packer::balanced) {
+      return loaded % point_.dp == 0 ? std::vector{static_cast<int>(loaded / point_.dp)} : std::vector<int>{};
+    }
+    std::vector<int> out;
+    try {
+      const int fewest = space_.batches->of(base_, point_.dp, 0, false)->microbatches();
+      std::int64_t documents = 0;
+      base_.documents->for_each_document([&](std::int64_t) { ++documents; });
+      out.push_back(fewest);
+      for (int count = fewest; count <= 4 * fewest; count *= 2) {
+        const int whole = (count + point_.pp - 1) / point_.pp * point_.pp;
+        if (whole > out.back() && std::int64_t{whole} * point_.dp <= documents) out.push_back(whole);
+      }
+    } catch (const InputError&) {
+      return {};  // fewer documents than replicas
+    }
+    return out;
+  }
+
   void with_batch() {
+    if (base_.documents) {
+      for (const int count : document_microbatches()) with_microbatches(1, count);
+      return;
+    }
     if (base_.global_batch % point_.dp != 0) return;
     const std::int64_t of_replica = base_.global_batch / point_.dp;
     std::vector<int> sizes = space_.micro_batch;
@@ -176,13 +209,16 @@ class Enumeration {
       sizes.push_back(size);
     }
     for (const int size : sizes) {
-      if (of_replica % size != 0) continue;
-      batch_divides_ = true;
-      point_.micro_batch = size;
-      point_.microbatches = static_cast<int>(of_replica / size);
-      point_.dispatcher = fastest_dispatcher();
-      for (const Family* family : families_) with_family(*family);
+      if (of_replica % size == 0) with_microbatches(size, static_cast<int>(of_replica / size));
     }
+  }
+
+  void with_microbatches(int size, int count) {
+    batch_divides_ = true;
+    point_.micro_batch = size;
+    point_.microbatches = count;
+    point_.dispatcher = fastest_dispatcher();
+    for (const Family* family : families_) with_family(*family);
   }
 
   // Returns the dispatcher with the lowest bound of one microbatch of 1F1B with the current sizes.
@@ -208,15 +244,20 @@ class Enumeration {
     return point.dispatcher;
   }
 
-  // Returns whether the schedule of the current point is that of an earlier family: many are equal on one rank.
+  // Returns whether the schedule of the current point is that of an earlier family: many are equal on one rank, and
+  // many have equal forwards.
   bool repeats() {
-    if (point_.pp > 1) return false;
-    const FamilyParams params = {.chunks = point_.chunks,
-                                 .microbatches = std::min(point_.microbatches, kComparedMicrobatches),
-                                 .shape = {.sequences = 1, .slice_lengths = even_slices(point_.slices, point_.slices)}};
-    std::vector<OneRank>& known = on_one_rank_[{params.microbatches, point_.chunks, point_.slices}];
+    const bool forwards = base_.training.forward_only();
+    if (point_.pp > 1 && !forwards) return false;
+    // Forwards of many families are equal; every number of microbatches is possible for twice as many as ranks.
+    const FamilyParams params = {
+        .ranks = point_.pp,
+        .chunks = point_.chunks,
+        .microbatches = std::min(point_.microbatches, std::max(kComparedMicrobatches, 2 * point_.pp)),
+        .shape = {.sequences = 1, .slice_lengths = even_slices(point_.slices, point_.slices)}};
+    std::vector<Orders>& known = by_sizes_[{point_.pp, params.microbatches, point_.chunks, point_.slices}];
     const Family* const family = point_.family;
-    auto found = std::find_if(known.begin(), known.end(), [&](const OneRank& each) { return each.family == family; });
+    auto found = std::find_if(known.begin(), known.end(), [&](const Orders& each) { return each.family == family; });
     if (found == known.end()) {
       ScheduleParts parts;
       try {
@@ -224,11 +265,15 @@ class Enumeration {
       } catch (const InputError&) {
         return false;  // the assessment reports it
       }
-      const auto first = std::find_if(known.begin(), known.end(), [&](const OneRank& each) {
-        return each.policy == parts.weight_policy && each.ops == parts.orders[0];
+      for (std::vector<Op>& order : parts.orders) {
+        if (forwards) std::erase_if(order, [](const Op& op) { return op.kind != OpKind::F; });
+        for (Op& op : order) op.joined = op.joined && !forwards;
+      }
+      const auto first = std::find_if(known.begin(), known.end(), [&](const Orders& each) {
+        return each.policy == parts.weight_policy && each.ops == parts.orders && each.routes == parts.routes;
       });
       const Family* const equal = first == known.end() ? family : first->first;
-      found = known.insert(known.end(), {family, equal, parts.weight_policy, std::move(parts.orders[0])});
+      found = known.insert(known.end(), {family, equal, parts.weight_policy, parts.routes, std::move(parts.orders)});
     }
     return found->first != family;
   }
@@ -320,7 +365,9 @@ class Enumeration {
     const bool replicas = point_.dp > 1;
     const std::vector<bool> both = {false, true};
     const bool sharded = base_.training.zero_stage() > 1 && point_.dp * point_.cp > 1;  // ZeRO 2 or 3 in all points
+    const bool none = base_.training.forward_only();
     const std::vector<bool> optimizers = sharded    ? std::vector{true}
+                                         : none     ? std::vector{false}
                                          : replicas ? choices(space_.distributed_optimizer, both)
                                                     : std::vector{false};
     // Both orders are equal with one replica, one rank, one node, or nodes that are filled by one tp x cp group.
@@ -381,12 +428,13 @@ class Enumeration {
     }
   }
 
-  // The order of a family on one rank, and the first family with this order.
-  struct OneRank {
+  // The orders of a family, and the first family with them.
+  struct Orders {
     const Family* family;
     const Family* first;
     WeightPolicy policy;
-    std::vector<Op> ops;
+    std::vector<std::vector<int>> routes;
+    std::vector<std::vector<Op>> ops;
   };
 
   const Scenario& base_;
@@ -400,8 +448,8 @@ class Enumeration {
   bool divides_ = false;
   bool experts_divide_ = false;
   bool batch_divides_ = false;
-  std::string refused_;                                                    // the first reason
-  std::map<std::tuple<int, int, int>, std::vector<OneRank>> on_one_rank_;  // by microbatches, chunks and slices
+  std::string refused_;                                                     // the first reason
+  std::map<std::tuple<int, int, int, int>, std::vector<Orders>> by_sizes_;  // ranks, microbatches, chunks and slices
 };
 
 std::vector<std::int64_t> cut(const Scenario& base, const PlanSpace& space, int slices) {
@@ -421,8 +469,17 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
   require(base.model.has_value(), "/model: required (--model)");
   require(base.cluster.has_value(), "/cluster: required (--cluster)");
   require(base.training.sequence_length > 0, "/batch/sequence_length: required (--seq-length)");
-  require(base.global_batch > 0, "/batch/global_batch: required (--gbs)");
+  require(base.global_batch > 0 || base.documents, "/batch/global_batch: required (--gbs)");
+  const auto packs = [](int size) { return size > 1; };
+  require(!base.documents || std::none_of(space.micro_batch.begin(), space.micro_batch.end(), packs),
+          "/batch/lengths: requires one sequence per microbatch (--mbs 1), which packs documents");
   require(!names_file(base.schedule), "/schedule: expected families, not a file");
+  const auto no_training = [](const auto& given, const auto& none) {
+    return given.empty() || std::find(given.begin(), given.end(), none) != given.end();
+  };
+  require(!base.training.forward_only() ||
+              (no_training(space.recompute, std::string("none")) && no_training(space.distributed_optimizer, false)),
+          "/schedule/forward_only: recomputation and sharded optimizer states have no effect without a backward");
   PlanSpace whole = space;
   if (whole.gpus == 0) whole.gpus = base.cluster->num_gpus();
   if (whole.gpus > base.cluster->num_gpus()) {
@@ -511,6 +568,9 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   if (point.dispatcher) out.training.token_dispatcher = *point.dispatcher;
   out.training.optimizer_offload = offloaded_part(base, point);
   out.training.sequence_parallel = point.tp > 1 && space.sequence_parallel;
+  if (base.documents) {
+    out.documents = space.batches->of(base, point.dp, point.microbatches, replicas_in_step(out.training));
+  }
   return out;
 }
 
@@ -531,6 +591,7 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   std::string out =
       fmt::format("--schedule {} --pp {} --tp {} --dp {} --mbs {} --vpp {} --slices {}", point.family->name, point.pp,
                   point.tp, point.dp, point.micro_batch, point.chunks, point.slices);
+  if (base.documents) out += fmt::format(" --microbatches {}", point.microbatches);
   if (point.cp != base.training.cp) out += fmt::format(" --cp {}", point.cp);
   if (point.ep != base.training.ep) out += fmt::format(" --ep {}", point.ep);
   if (point.etp != base.training.etp) out += fmt::format(" --etp {}", point.etp);

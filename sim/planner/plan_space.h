@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "model/scenario/scenario.h"
 #include "model/schedule/family.h"
 #include "model/workload/training.h"
+#include "sim/planner/plan_batches.h"
 
 namespace sluice::sim {
 
@@ -59,6 +61,7 @@ struct PlanSpace {
   std::vector<int> etp;                // default: 1
   std::vector<int> chunks;             // for families with a free number of chunks; default: all up to 8, with pp > 1
   std::vector<int> micro_batch;        // default: powers of two up to 16
+  int microbatches = 0;                // of documents; 0: as loaded, or the fewest and multiples of them
   std::vector<int> slices;             // for families with slices; default: 2, 4, 8
   std::vector<std::string> families;   // default: all with a flush
   std::vector<std::string> recompute;  // default: none, selective (where it repeats anything) and full
@@ -81,6 +84,7 @@ struct PlanSpace {
   bool megatron_transfers = false;  // only transfers of interleaved stages may overlap
   bool base_transfers = false;      // all transfers are as in the base
   std::string base_flags = {};      // of what was set in the base besides its own flags; `flags_of` adds them
+  std::shared_ptr<PlanBatches> batches = std::make_shared<PlanBatches>();  // of the base's documents
   // Returns the reason why a configuration is left out, "" if it is not; by default none is.
   std::function<std::string(const PlanPoint&)> refusal = {};
 };
@@ -89,9 +93,9 @@ struct PlanSpace {
 std::string requested_flags(const PlanSpace& space);
 
 // Returns all configurations in a fixed order: tp x cp x pp x dp is the number of GPUs, and micro_batch x dp divides
-// the global batch. Of families with the same order on one rank (pp = 1), the first is tried. Throws InputError for a
-// base without model, cluster, sequence length or global batch, for unknown names, and, with the reason, if there is no
-// configuration.
+// the global batch, or documents are distributed over dp replicas. Of families with the same order on one rank (pp =
+// 1), the first is tried. Throws InputError for a base without model, cluster, sequence length or global batch, for
+// unknown names, and, with the reason, if there is no configuration.
 std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 
 // Returns the sets of modules that a plan tries with selective recomputation unless the scenario lists modules: core

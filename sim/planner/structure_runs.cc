@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
+#include "sim/planner/batch_setup.h"
 #include "sim/planner/iteration_bound.h"
 
 namespace sluice::sim {
@@ -40,6 +41,9 @@ std::optional<Duration> makespan_without_sharing(SteadyState& steady, const OpGr
 
 // Runs of more vertices are extrapolated where they do not become periodic.
 constexpr std::int64_t kMostVertices = 1 << 18;
+
+// Work of which nothing is shared with other configurations: replicas with documents of their own, and forwards alone.
+bool is_whole(const Scenario& scenario) { return scenario.documents || scenario.training.forward_only(); }
 
 }  // namespace
 
@@ -123,7 +127,25 @@ StructureRuns::Sketch& StructureRuns::sketch() {
   return *sketch_;
 }
 
+// The bytes of activations are not bounded.
+PlanResult StructureRuns::assess_whole(const Scenario& scenario) const {
+  const Schedule schedule = make_schedule(scenario);  // with documents, of the first replica (PlanBatches)
+  const ScenarioCosts costs(scenario, schedule);
+  const Gpu& gpu = scenario.cluster->gpu;
+  PlanResult out;
+  out.needed_bytes = needed_bytes(gpu, largest(standing_bytes(schedule, *costs.footprint()), out.rank));
+  out.tight = gpu.within_margin(out.needed_bytes);
+  out.standing_over = out.needed_bytes > gpu.memory_bytes;
+  if (out.standing_over) out.status = PlanStatus::over;
+  out.bound = least_compute(schedule, costs);
+  if (scenario.correction) {
+    out.bound = from_seconds(scenario.correction->at(to_seconds(out.bound)).seconds, "calibration");
+  }
+  return out;
+}
+
 PlanResult StructureRuns::assess(const Scenario& scenario) try {
+  if (is_whole(scenario)) return assess_whole(scenario);
   Sketch& of = sketch();
   of.schedule.resize({scenario.shape});
   const ScenarioCosts costs(scenario, of.schedule);
@@ -154,6 +176,7 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
 }
 
 PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
+  if (is_whole(scenario)) return run_as_predicted(scenario);
   if (family_.asynchronous) {
     if (auto out = run_lengthened(scenario)) return std::move(*out);
     return run_as_predicted(scenario);
@@ -259,8 +282,11 @@ std::optional<PlanResult> StructureRuns::run_lengthened(const Scenario& scenario
 }
 
 PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {
-  const Setup setup(scenario);
-  const Prediction prediction = predict(setup);
+  BatchSetup batch;
+  if (scenario.documents) batch = batch_setup(scenario);
+  if (!batch.setup) batch.setup = std::make_unique<Setup>(scenario);
+  Prediction prediction = predict(*batch.setup);
+  if (scenario.documents) fit_all_replicas(scenario, batch.run, prediction);
   PlanResult out{.status = PlanStatus::simulated};
   out.makespan = prediction.metrics.makespan;
   out.iteration =

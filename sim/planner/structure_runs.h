@@ -84,6 +84,7 @@ class StructureRuns {
   // A longer schedule for each index, the last being the whole one.
   Level& level(std::size_t index);
   Lowered& lowered(Level& of, const ScenarioCosts& costs);
+  PlanResult assess_whole(const Scenario& scenario) const;
   PlanResult run_as_predicted(const Scenario& scenario) const;
   std::optional<PlanResult> run_lengthened(const Scenario& scenario) const;
 

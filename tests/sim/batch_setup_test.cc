@@ -14,6 +14,7 @@
 #include "model/errors.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
+#include "sim/planner/auto_setup.h"
 
 namespace sluice::test {
 namespace {
@@ -100,6 +101,64 @@ TEST(BatchOrder, RefusesJointBlocksAndRoutes) {
     const Scenario scenario = scenario_of(family, 2, {1, 2, 3, 4}, MicrobatchOrder::best);
     EXPECT_THROW(batch_setup(scenario), InputError) << family;
     EXPECT_NO_THROW(batch_setup(scenario_of(family, 2, {1, 2, 3, 4}, MicrobatchOrder::given))) << family;
+  }
+}
+
+// It is selected by the documents' own times, from the families among others.
+TEST(BatchOrder, AutomaticSchedulesAreNoSlowerThanFamilies) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 6; ++round) {
+    std::vector<std::int64_t> lengths(8);
+    std::int64_t sum[2] = {0, 0};
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      sum[i % 2] += lengths[i] = std::uniform_int_distribution<>(1, 9)(random);
+    }
+    Scenario scenario = scenario_of("auto", 2, lengths, MicrobatchOrder::given, 2);
+    scenario.automatic.placement = "linear";
+    scenario.automatic.evaluations = 200;
+    scenario.chunks = 1;
+    const PlannedSetup found = planned_setup(scenario);
+    ASSERT_TRUE(found.automatic && found.batch);
+    for (const char* family : {"1f1b", "zb-h1", "zb-h2", "gpipe"}) {
+      EXPECT_LE(to_seconds(found.automatic->makespan),
+                seconds_of(scenario_of(family, 2, lengths, MicrobatchOrder::given, 2)))
+          << family;
+    }
+    // A rank has f + b + w = 3 per token; the second one starts after the first forward.
+    EXPECT_EQ(to_seconds(found.automatic->lower_bound), static_cast<double>(3 * std::max(sum[0], sum[1])));
+    EXPECT_GT(found.automatic->makespan, found.automatic->lower_bound);
+    EXPECT_EQ(found.automatic->makespan,
+              found.batch->replicas[static_cast<std::size_t>(found.batch->slowest)].makespan);
+  }
+}
+
+TEST(BatchReplicas, AreBalancedWithoutPackingAnew) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 40; ++round) {
+    BatchRequest request{.loaded = {}, .place = "test", .packer = Packer::balanced, .replicas = 3};
+    for (int i = 0; i < 12; ++i) {
+      Documents& documents = request.loaded.emplace_back();
+      for (int left = std::uniform_int_distribution<>(1, 3)(random); left > 0; --left) {
+        documents.push_back(std::uniform_int_distribution<>(1, 99)(random));
+      }
+    }
+    const Batch balanced = make_batch(request, nullptr);
+    request.packer = Packer::given;
+    const Batch given = make_batch(request, nullptr);
+    std::vector<Documents> all;
+    std::int64_t heaviest[2] = {0, 0};
+    for (const Batch* batch : {&balanced, &given}) {
+      for (const Microbatches& replica : batch->replicas) {
+        ASSERT_EQ(replica.size(), 4U);
+        std::int64_t sum = 0;
+        for (const Documents& documents : replica) sum += tokens_of(documents);
+        std::int64_t& most = heaviest[batch == &balanced ? 0 : 1];
+        most = std::max(most, sum);
+        if (batch == &balanced) all.insert(all.end(), replica.begin(), replica.end());
+      }
+    }
+    EXPECT_LE(heaviest[0], heaviest[1]);
+    EXPECT_THAT(all, testing::UnorderedElementsAreArray(request.loaded));
   }
 }
 

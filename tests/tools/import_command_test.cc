@@ -477,7 +477,7 @@ TEST(Import, WritesScenariosOfScripts) {
   EXPECT_EQ(run_sluice({"import"}).err, "sluice: import: expected a file or --megatron-args\n");
   const CommandResult plan = run_sluice(words("plan --cluster dgx-h100 --schedule 1f1b --json " + script));
   ASSERT_EQ(plan.exit_code, 0) << plan.err;
-  EXPECT_EQ(plan.err, "sluice: " + script + ": plan ignores /schedule, /parallelism/pp\n");
+  EXPECT_EQ(plan.err, "sluice: " + script + ": plan ignores /schedule/name, /parallelism/pp\n");
   std::ofstream(script) << "#!/bin/bash\nif true; then N=2; fi\ntorchrun a.py --num-layers $N\n";
   EXPECT_EQ(run_sluice({"simulate", script}).err,
             "sluice: " + script +

@@ -215,6 +215,77 @@ TEST_F(Slice, ExitsWith3IfNoCutFits) {
   EXPECT_THAT(result.out, HasSubstr("no cut fits in memory"));
 }
 
+// GPipe takes 3 (sum + max) on two ranks, in any order. Lines go to the replicas in turn: 4 and 4, 1 and 1, which take
+// 36 and 9. Replicas with 4 and 1 take 27.
+TEST_F(Slice, BalancesReplicas) {
+  const std::string file = write("lengths.txt", "4\n1\n4\n1\n");
+  const std::string flags = "--balance --for gpipe --pp 2 --dp 2 --uniform f=1,b=1,w=1 --lengths " + file;
+  const json found = document(flags);
+  EXPECT_EQ(found.at("pack"), "balanced");
+  EXPECT_EQ(found.at("time_s"), 27);
+  EXPECT_EQ(found.at("as_loaded_s"), 36);
+  EXPECT_EQ(found.at("saved").at("all"), 0.25);
+  EXPECT_EQ(found.at("saved").at("replicas"), 0.25);
+  EXPECT_EQ(found.at("saved").at("packing"), 0.25);
+  EXPECT_EQ(found.at("saved").at("order"), 0);
+  EXPECT_THAT(run(flags).out, HasSubstr("balanced, given order: 27 s"));
+  EXPECT_THAT(run(flags).out,
+              HasSubstr("as loaded 36 s: saves 25.0 %; order alone 0.0 %, balanced replicas alone 25.0 %"));
+  // Only what is asked for is compared.
+  EXPECT_EQ(document(flags + " --pack greedy").at("candidates").size(), 8U);  // two packings in four orders
+}
+
+// The best order of these takes 37, ascending 39 (tests/sim/batch_setup_test.cc).
+TEST_F(Slice, OrdersMicrobatches) {
+  const std::string file = write("lengths.json", "[1, 2, 3, 4]");
+  const json found = document("--balance --pp 2 --uniform f=1,b=1,w=1 --lengths " + file);
+  EXPECT_EQ(found.at("schedule"), "1f1b");
+  EXPECT_EQ(found.at("time_s"), 37);
+  EXPECT_EQ(found.at("order_proven"), true);
+  EXPECT_EQ(found.at("as_loaded_s"), 39);
+  EXPECT_EQ(found.at("saved").at("order"), 1 - 37.0 / 39);
+}
+
+// The file that it writes has its time.
+TEST_F(Slice, WritesTheBalancedBatch) {
+  const std::string model =
+      "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --max-position-embeddings 8192 "
+      "--cluster dgx-h100 --pp 4 --dp 2 --seq-length 8192 ";
+  for (const char* name : {"out.txt", "out.json"}) {
+    const std::string file = folder_.path(name);
+    for (const std::string family : {"1f1b", "zb-h1", "interleaved-1f1b"}) {
+      const json found = document("--balance --for " + family +
+                                  " --microbatches 8 --lengths lognormal:900,1,8192,64 -o " + file + " " + model);
+      EXPECT_NE(found.at("pack"), "given");
+      const CommandResult simulated =
+          run_sluice(words("simulate --json --schedule " + family + " --lengths " + file + " " + model));
+      ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+      EXPECT_EQ(json::parse(simulated.out).at("documents").at("makespan_s"), found.at("time_s")) << family;
+      EXPECT_EQ(json::parse(simulated.out).at("documents").at("tokens"), found.at("tokens"));
+      for (const json& each : found.at("candidates")) {
+        if (each.contains("time_s") && each.at("fits")) {
+          EXPECT_LE(found.at("time_s"), each.at("time_s"));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Slice, BalanceRefusesWhatItDoesNotDo) {
+  const std::string file = write("lengths.txt", "4\n1\n4\n1\n");
+  const std::string flags = "--pp 2 --lengths " + file;
+  EXPECT_EQ(error_of("--pp 2 --balance"), "sluice: slice: --balance needs the lengths of documents (--lengths)\n");
+  EXPECT_EQ(error_of(flags), "sluice: slice: --lengths has no effect without --for or --balance\n");
+  EXPECT_EQ(error_of(flags + " --balance --joint 2"),
+            "sluice: slice: --balance takes --for and flags of the scenario alone\n");
+  EXPECT_THAT(error_of(flags + " --for seq1f1b --seq-length 4"), HasSubstr("--lengths needs --balance"));
+  EXPECT_THAT(error_of("--pp 2 --balance --lengths none.txt"), HasSubstr("none.txt"));
+  EXPECT_THAT(error_of("--pp 2 --balance --lengths " + write("wrong.txt", "4 x\n")), HasSubstr("wrong.txt"));
+  EXPECT_THAT(error_of(flags + " --balance --dp 8"), HasSubstr("got 4"));
+  EXPECT_THAT(error_of(flags + " --balance --pack greed"), HasSubstr("--pack: "));
+  EXPECT_THAT(error_of(flags + " --balance --for gpip"), HasSubstr("--for: "));
+}
+
 TEST_F(Slice, ErrorsAreOneLine) {
   const std::string uniform = "--pp 4 --seq-length 64 ";
   EXPECT_EQ(error_of(uniform + "--granularity 65"),

@@ -352,6 +352,8 @@ std::string megatron_line(const Scenario& base, const PlanSpace& space, const Pl
 template <auto refused_by>
 std::string refusal_of(const Scenario& base, const PlanPoint& point) {
   if (base.training.lora_rank > 0) return "LoRA is not printed for it";
+  if (base.documents) return "documents of different length are not printed for it";
+  if (base.training.forward_only()) return "work without a backward is not printed for it";
   return base.model->flat ? refused_by(base, point) : "layers other than a transformer's are not printed for it";
 }
 

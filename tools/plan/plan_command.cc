@@ -176,6 +176,9 @@ int partition_command(const PlanOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   PlanSpace space = space_of(options.request);
   const Scenario base = base_scenario(options.request, options.flags->document(options.request.file), true, space);
+  if (base.documents || base.training.forward_only()) {
+    throw InputError("plan: --partition is for training with microbatches of one length");
+  }
   if (base.first_stage_layers > 0 || base.last_stage_layers > 0) {
     throw InputError(
         "plan: --partition chooses the layers of all stages: remove --decoder-first-pipeline-num-layers and "

@@ -34,7 +34,8 @@ void remove_unread(nlohmann::json& document) {
       document.at(place.parent_pointer()).erase(place.back());
     }
   }
-  for (const char* section : {"schedule", "perturbation"}) document.erase(section);
+  if (document.contains("schedule") && !document["schedule"].is_object()) document.erase("schedule");
+  document.erase("perturbation");
 }
 
 // Sets what the flags leave open to the values of the scenario file, which the search of a partition uses.
@@ -152,9 +153,15 @@ std::int64_t one_size(const std::vector<int>& flags, const nlohmann::json& docum
                                                                             : 0;
 }
 
-// Replaces a number of microbatches without a global batch by the batch: microbatches x micro_batch x dp.
-void batch_of_microbatches(const PlanRequest& request, nlohmann::json& document, const PlanSpace& space) {
+// Replaces a number of microbatches without a global batch by the batch: microbatches x micro_batch x dp. With
+// documents it is that of every configuration.
+void batch_of_microbatches(const PlanRequest& request, nlohmann::json& document, PlanSpace& space) {
   nlohmann::json& batch = document["batch"];
+  if (batch.contains("lengths")) {
+    space.microbatches = request.microbatches > 0 ? request.microbatches
+                                                  : static_cast<int>(one_size({}, document, "/batch/microbatches"));
+    return;
+  }
   if (request.microbatches > 0) {
     const std::string source = request.file.empty() ? "command line" : request.file;
     if (batch.contains("global_batch") &&
@@ -257,7 +264,8 @@ void open_space(const Framework* framework, const Scenario& base, const nlohmann
     space.dispatchers = {all_to_all, deepep, hybridep};
   }
   const bool host = base.cluster->host_link_bytes_per_s > 0 && base.cluster->host_memory_bytes_per_s > 0;
-  space.may_offload = host && !given("--optimizer-cpu-offload") && !given("--optimizer-offload-fraction");
+  space.may_offload = host && !base.training.forward_only() && !given("--optimizer-cpu-offload") &&
+                      !given("--optimizer-offload-fraction");
 }
 
 Plan plan_of(const PlanRequest& request, const nlohmann::json& document) {

@@ -177,7 +177,8 @@ std::vector<std::string> searched(const Plan& plan) {
       {"ep", size(&PlanPoint::ep)},
       {"etp", size(&PlanPoint::etp)},
       {"vpp", size(&PlanPoint::chunks)},
-      {"mbs", size(&PlanPoint::micro_batch)},
+      plan.base().documents ? std::pair("microbatches", size(&PlanPoint::microbatches))
+                            : std::pair("mbs", size(&PlanPoint::micro_batch)),
       {"slices", size(&PlanPoint::slices)},
       {"recomputation",
        [](const PlanPoint& p) { return static_cast<std::int64_t>(p.recompute) << 32 | p.recompute_layers; }},
@@ -236,7 +237,8 @@ std::string ranking_text(const Plan& plan, const std::vector<int>& ranking, int 
   add_size("ep", &PlanPoint::ep, false);
   add_size("etp", &PlanPoint::etp, false);
   add_size("vpp", &PlanPoint::chunks, true);
-  add_size("mbs", &PlanPoint::micro_batch, true);
+  const bool documents = plan.base().documents != nullptr;
+  add_size(documents ? "microbatches" : "mbs", documents ? &PlanPoint::microbatches : &PlanPoint::micro_batch, true);
   add_size("slices", &PlanPoint::slices, false);
   add("schedule", 0, [](const PlanPoint& p, const PlanResult&) { return std::string(p.family->name); }).text = true;
   add("recompute", 0, [](const PlanPoint& p, const PlanResult&) { return recompute_text(p); }).text = true;

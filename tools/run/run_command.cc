@@ -250,6 +250,9 @@ WorkerHooks checkpoint_hooks(const RunOptions& options, const RunPlan& plan, Tra
     training.first_step = checkpoint->step();
     hooks.begin = [checkpoint, &plan](Worker& worker, Transport&) { load_state(worker, plan, *checkpoint); };
   }
+  if (plan.schedule().forward_only() && !options.checkpoint.empty()) {
+    throw InputError("--checkpoint: work without a backward (/schedule/forward_only) trains nothing");
+  }
   if (options.checkpoint.empty()) {
     if (options.checkpoint_every > 0) throw InputError("--checkpoint-every: needs --checkpoint");
     return hooks;
@@ -303,7 +306,7 @@ int run_command(const RunOptions& options) {
     const Scenario scenario = options.flags->scenario();
     RunPlace place(options.place, ranks);
     const RunPlan plan(options.flags->spec(scenario, place),
-                       options.flags->schedule(scenario, batches_per_run(options)));
+                       options.flags->schedules(scenario, batches_per_run(options)));
     const TokenSource tokens = options.flags->tokens(plan);
     if (place.first()) {
       options.flags->print_ignored("run");

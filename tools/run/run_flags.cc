@@ -198,8 +198,8 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   // With experts and tensor parallelism it is required elsewhere; expert layers then split the tokens here, too.
   const bool has_experts = scenario.model && scenario.model->has_experts();
   refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");
-  refuse(packs && training.dp > 1, "documents of different length in several replicas (/parallelism/dp)");
   refuse(packs && scenario.documents->request.order == MicrobatchOrder::best, "the search for an order (/batch/order)");
+  refuse(training.work == Training::Work::prefill, "prefill (/schedule/forward_only): expected evaluation");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
   const Json::json_pointer positions("/model/position_embedding_type");
   refuse(document.contains(positions) && document.at(positions) == "none",
@@ -280,10 +280,26 @@ RunSpec RunFlags::spec(const Scenario& scenario, const RunPlace& place) const {
   return spec;
 }
 
-Schedule RunFlags::schedule(const Scenario& scenario, int batches) const {
+std::vector<Schedule> RunFlags::schedules(const Scenario& scenario, int batches) const {
   Scenario complete = scenario;
   if (is_asynchronous(complete) && complete.batches == 0) complete.batches = batches;
-  return make_schedule(complete);
+  if (!scenario.documents) return {make_schedule(complete)};
+  std::vector<Schedule> out;
+  for (const Microbatches& replica : scenario.documents->replicas) {
+    auto batch = std::make_shared<Batch>(*scenario.documents);
+    batch->replicas = {replica};
+    complete.documents = std::move(batch);
+    out.push_back(make_schedule(complete));
+  }
+  return out;
+}
+
+Schedule RunFlags::schedule(const Scenario& scenario, int batches) const {
+  std::vector<Schedule> replicas = schedules(scenario, batches);
+  if (replicas.size() == 1) return std::move(replicas.front());
+  throw InputError(scenario.source +
+                   ": documents of different length in several replicas (/parallelism/dp) are for "
+                   "'sluice run' alone");
 }
 
 TokenSource RunFlags::tokens(const RunPlan& plan) const {

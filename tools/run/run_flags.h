@@ -40,6 +40,8 @@ class RunFlags {
   RunSpec spec(const Scenario& scenario, const RunPlace& place) const;
   // `batches` is the number of batches for families without a flush, unless the scenario specifies it.
   Schedule schedule(const Scenario& scenario, int batches) const;
+  // The same for each replica that has documents of its own, or for all.
+  std::vector<Schedule> schedules(const Scenario& scenario, int batches) const;
   // Returns the tokens of --data, or synthetic ones.
   TokenSource tokens(const RunPlan& plan) const;
 

@@ -13,6 +13,7 @@
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/slice/slice_balance.h"
 #include "tools/slice/slice_costs.h"
 #include "tools/slice/slice_cut.h"
 #include "tools/slice/slice_output.h"
@@ -35,15 +36,17 @@ int slice_command(SliceOptions& options) {
   if (request.joint > 0 && !options.output.empty()) {
     throw InputError("slice: --joint excludes -o: it has one cut per part of the batch");
   }
-  const bool simulates = !request.schedule.empty();
-  if (!simulates) options.flags->check_read(kSlice, "slice", "--for");
+  const bool simulates = !request.schedule.empty() || request.balance;
+  if (!simulates) options.flags->check_read(kSlice, "slice", "--for or --balance");
   print_message(ScenarioFlags::unused(request.file, "slice", simulates ? kSimulate : kSlice));
   std::optional<Interrupt> interrupt;
   if (simulates) request.stop = interrupt.emplace().flag();
   const SliceCut cut = cut_slices(request, document);
   print_message(cut.assumed);
   if (!options.output.empty() && cut.feasible) {
-    write_file_whole(options.output, lengths_text(cut.lengths, cut.schedule, options.output.ends_with(".json")));
+    const bool json = options.output.ends_with(".json");
+    write_file_whole(options.output, request.balance ? batch_lengths_text(cut.batch, json)
+                                                     : lengths_text(cut.lengths, cut.schedule, json));
   }
   fmt::print("{}", options.json ? cut.json : cut.table);
   if (cut.interrupted) return Interrupt::exit_code();
@@ -62,12 +65,14 @@ Subcommand add_slice_command(CLI::App& app) {
       "  sluice slice examples/gpt3-13b-terapipe-v100.json --algorithm1 0.1\n"
       "  sluice slice --times t_fwd.json --pp 96\n"
       "  sluice slice --times chunks.csv --pp 4 --seq-length 131072\n"
-      "  sluice slice examples/gpt-2.7b-seq1f1b-a100.json --for seq1f1b -o cut.json\n\n"
+      "  sluice slice examples/gpt-2.7b-seq1f1b-a100.json --for seq1f1b -o cut.json\n"
+      "  sluice slice scenario.json --balance --lengths lengths.txt -o balanced.txt\n\n"
       "Without --for, it solves TeraPipe's problem exactly: one microbatch passes through K equal pipeline cells in "
       "time sum(t) + (K - 1) max(t), with t the time of a slice on the slowest stage, and separate maxima for forward "
       "and backward. The latency of transfers is independent of the cut and reported separately. With --for, it "
       "searches the cut with the fastest simulated iteration that fits in memory, and reports the gap to a lower "
-      "bound.");
+      "bound. With --balance, it distributes documents of different length over microbatches and replicas, orders "
+      "the microbatches, and reports what each saves.");
   command->group("Predict and plan");
   command->footer(
       "Exit codes: 0 success, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule, 130 "
@@ -93,6 +98,9 @@ Subcommand add_slice_command(CLI::App& app) {
       ->check(number_from(0, 1e9));
   command->add_flag("--balanced", options->request.balanced,
                     "Cut into --slices slices of equal FLOPs under causal attention (default: off)");
+  command->add_flag("--balance", options->request.balance,
+                    "Compare packings and orders of the documents of --lengths in the scenario's schedule, or that of "
+                    "--for; --pack limits what is compared (default: off)");
   command
       ->add_option("--joint", options->request.joint,
                    "Cut a batch of this many sequences, 1 to 4096, into parts, and each part into slices "
@@ -117,7 +125,7 @@ Subcommand add_slice_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON document (sluice.slice/1)");
   add_output(*command, "-o,--output", options->output,
              "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
-             "a,b,c for simulate --slice-lengths");
+             "a,b,c for simulate --slice-lengths; of --balance, the documents for simulate --lengths");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSlice);
   ScenarioFlags::add_imports(*command, options->request.file);
   return {command, [options] {

@@ -14,6 +14,7 @@
 #include "sim/planner/slices_for_schedule.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/slice/slice_balance.h"
 #include "tools/slice/slice_costs.h"
 #include "tools/slice/slice_output.h"
 
@@ -200,6 +201,8 @@ SliceCut for_schedule(const SliceRequest& request, nlohmann::json document) {
   const int slices = request.slices;
   set_schedule(document, request.schedule);
   SlicesRequest search{.scenario = ScenarioFlags::read(document, request.file), .slices = slices, .stop = request.stop};
+  if (search.scenario.documents)
+    throw InputError("slice: --for cuts sequences of one length: --lengths needs --balance");
   search.granularity =
       request.granularity > 0 ? request.granularity : default_granularity(search.scenario.training.sequence_length);
   if (request.max_slices > 0) search.max_slices = request.max_slices;
@@ -229,6 +232,11 @@ SliceCut cut_slices(const SliceRequest& request, const nlohmann::json& document)
                  (request.joint > 0 ? 1 : 0) >
              1,
          "--for, --algorithm1, --balanced and --joint exclude each other");
+  refuse(request.balance &&
+             (algorithm1 || request.balanced || request.joint > 0 || !request.times.empty() || request.backward ||
+              request.granularity > 0 || request.slices > 0 || request.max_slices > 0 || request.time_budget_s >= 0),
+         "--balance takes --for and flags of the scenario alone");
+  if (request.balance) return balance_batch(request, document);
   refuse(!request.schedule.empty() && request.backward,
          "--for excludes --backward: it always simulates forward and backward");
   refuse(request.balanced && request.max_slices > 0,

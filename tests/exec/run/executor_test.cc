@@ -28,6 +28,7 @@
 #include "exec/watch/recorder_file.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "model/schedule/forward_only.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
@@ -253,6 +254,9 @@ TEST(Memory, AgreesWithTheModel) {
     params.shape.slice_lengths = family.sliced ? std::vector<std::int64_t>{9, 6, 5} : std::vector<std::int64_t>{20};
     const Schedule schedule = make_schedule(family, params);
     expect_memory_of_the_model(spec_of(2 * schedule.num_stages()), schedule);
+    if (!family.asynchronous) {
+      expect_memory_of_the_model(spec_of(2 * schedule.num_stages()), without_backward(schedule));
+    }
     RunSpec experts = spec_of(2 * schedule.num_stages());
     experts.model = test::small_expert_gpt(experts.model.layers);
     experts.data_parallel = 2;

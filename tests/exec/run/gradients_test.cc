@@ -11,6 +11,7 @@
 #include "exec/plan/run_plan.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "model/schedule/forward_only.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/golden.h"
 #include "tests/support/one_device.h"
@@ -79,7 +80,8 @@ TEST(Gradients, MatchOneDevice) {
   EXPECT_GT(tried, small_scope() ? 90 : 1000);
 }
 
-// Microbatches of 1 to 4 documents, 4 to 15 tokens in all, and slices that begin and end within documents.
+// Microbatches of 1 to 3 documents, 4 to 15 tokens in all, and slices that begin and end within documents. Not all
+// documents have one token, which leaves no gradients of queries and keys.
 struct PackedBatch {
   ScheduleParts parts;
   std::vector<std::vector<std::int64_t>> documents;
@@ -95,7 +97,7 @@ PackedBatch packed_batch(const Schedule& schedule, std::mt19937& random) {
     const std::int64_t tokens = draw(4, kGradientTokens);
     auto& documents = out.documents.emplace_back();
     std::int64_t left = tokens;
-    for (std::int64_t count = draw(1, 4); count > 1 && left > 1; --count) {
+    for (std::int64_t count = draw(1, 3); count > 1 && left > 1; --count) {
       documents.push_back(draw(1, left - 1));
       left -= documents.back();
     }
@@ -114,8 +116,22 @@ PackedBatch packed_batch(const Schedule& schedule, std::mt19937& random) {
   return out;
 }
 
+// Returns the loss per token and the gradients of the documents of all replicas on one device.
+OneDevice::Result on_one_device(const RunPlan& plan, const TokenSource& tokens,
+                                const std::vector<PackedBatch>& replicas) {
+  const OneDevice device(plan.spec().model);
+  const Weights initial = device.initial(plan.spec().seed);
+  std::vector<std::vector<std::int64_t>> loaded;  // microbatches of one number follow each other
+  for (std::size_t mb = 0; mb < replicas.front().documents.size(); ++mb) {
+    for (const PackedBatch& replica : replicas) loaded.push_back(replica.documents[mb]);
+  }
+  OneDevice::Result out = device.gradient(initial, tokens, 0, loaded, 1 / plan.tokens_per_batch());
+  out.loss /= plan.tokens_per_batch();
+  return out;
+}
+
 // Every family with a flush: documents attend to themselves, positions start anew, and the loss is the mean over
-// tokens.
+// tokens, also of replicas with documents of their own.
 TEST(Gradients, OfPackedDocumentsAreThoseOfDocumentsAlone) {
   int tried = 0;
   std::mt19937 random(3);
@@ -124,21 +140,110 @@ TEST(Gradients, OfPackedDocumentsAreThoseOfDocumentsAlone) {
   test::for_each_schedule(sizes, [&](const Schedule& made) {
     if (made.weight_policy() != WeightPolicy::flush || made.num_ranks() == 3 || made.num_batches() > 1) return;
     SCOPED_TRACE(test::describe(made));
-    const PackedBatch batch = packed_batch(made, random);
     const int layers = std::max(made.num_stages(), 2);
     const Transformer model = tried % 2 == 0 ? test::small_gpt(layers) : test::small_llama(layers);
-    const RunPlan plan(descent(model), Schedule(batch.parts));
-    const TokenSource tokens = TokenSource::synthetic(static_cast<int>(model.vocab), plan.sequence_length(), 7);
-    const test::Trained trained = test::train(plan, tokens);
-    const OneDevice device(model);
-    const Weights initial = device.initial(plan.spec().seed);
-    const OneDevice::Result reference =
-        device.gradient(initial, tokens, 0, batch.documents, 1 / plan.tokens_per_batch());
-    EXPECT_NEAR(trained.report.runs.at(0).losses.at(0), reference.loss / plan.tokens_per_batch(), 1e-11);
-    EXPECT_LT(test::relative_difference(minus(initial, trained.weights), reference.gradients), kTolerance);
+    for (const int data : {1, 2, 3}) {
+      if (data > 1 && tried % 3 != data - 1) continue;
+      RunSpec spec = descent(model);
+      spec.data_parallel = data;
+      spec.tensor_parallel = data == 2 && tried % 4 == 1 ? 2 : 1;
+      std::vector<PackedBatch> batches;
+      std::vector<Schedule> replicas;
+      for (int replica = 0; replica < data; ++replica) {
+        batches.push_back(packed_batch(made, random));
+        replicas.emplace_back(batches.back().parts);
+      }
+      const RunPlan plan(spec, replicas);
+      const TokenSource tokens = TokenSource::synthetic(static_cast<int>(model.vocab), plan.sequence_length(), 7);
+      const test::Trained trained = test::train(plan, tokens);
+      const OneDevice::Result reference = on_one_device(plan, tokens, batches);
+      EXPECT_NEAR(trained.report.runs.at(0).losses.at(0), reference.loss, 1e-11);
+      const Weights initial = OneDevice(model).initial(spec.seed);
+      EXPECT_LT(test::relative_difference(minus(initial, trained.weights), reference.gradients), kTolerance);
+    }
     ++tried;
   });
   EXPECT_GT(tried, small_scope() ? 20 : 100);
+}
+
+TEST(Gradients, ReplicasWithDocumentsOfTheirOwnHaveExpertsOfTheirOwn) {
+  std::mt19937 random(5);
+  const Schedule schedule = make_schedule(find_family("1f1b"), {.ranks = 2, .microbatches = 4});
+  const PackedBatch batches[] = {packed_batch(schedule, random), packed_batch(schedule, random)};
+  RunSpec spec = descent(test::small_mixtral(2));
+  spec.data_parallel = spec.tensor_parallel = spec.expert_parallel = 2;
+  const std::vector<Schedule> replicas = {Schedule(batches[0].parts), Schedule(batches[1].parts)};
+  const RunPlan plan(spec, replicas);
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), plan.sequence_length(), 7);
+  const test::Trained trained = test::train(plan, tokens);
+  const OneDevice::Result reference = on_one_device(plan, tokens, {batches[0], batches[1]});
+  const Weights initial = OneDevice(spec.model).initial(spec.seed);
+  EXPECT_LT(test::relative_difference(minus(initial, trained.weights), reference.gradients), kTolerance);
+  spec.expert_parallel = 4;
+  EXPECT_THROW(RunPlan(spec, replicas), InputError);
+}
+
+// Microbatches without a backward before those that train, in the family's order of forwards.
+Schedule with_reference_pass(const Schedule& training) {
+  ScheduleParts parts = training.parts();
+  const ScheduleParts pass = without_backward(training).parts();
+  const int microbatches = parts.num_microbatches;
+  parts.num_microbatches *= 2;
+  parts.cells.clear();
+  const int shapes = static_cast<int>(parts.shapes.size());
+  parts.shapes.insert(parts.shapes.begin(), pass.shapes.begin(), pass.shapes.end());
+  for (int& shape : parts.shape_of) shape += shapes;
+  parts.shape_of.insert(parts.shape_of.begin(), pass.shape_of.begin(), pass.shape_of.end());
+  for (std::size_t rank = 0; rank < parts.orders.size(); ++rank) {
+    for (Op& op : parts.orders[rank]) op.microbatch += microbatches;
+    parts.orders[rank].insert(parts.orders[rank].begin(), pass.orders[rank].begin(), pass.orders[rank].end());
+  }
+  return Schedule(std::move(parts));
+}
+
+// Every family with a flush, of one route. Evaluation has the loss of one device and leaves the weights; a reference
+// pass before training changes neither the gradients nor the loss, which is that of what trains.
+TEST(Gradients, AreNotTouchedByWorkWithoutABackward) {
+  int tried = 0;
+  std::mt19937 random(4);
+  const test::Sizes sizes{
+      .ranks = small_scope() ? 2 : 4, .microbatches = 4, .chunks = 2, .slices = 3, .vocabulary = false};
+  test::for_each_schedule(sizes, [&](const Schedule& made) {
+    if (made.weight_policy() != WeightPolicy::flush || made.num_ranks() == 3 || made.num_batches() > 1) return;
+    if (made.num_routes() > 1) return;
+    SCOPED_TRACE(test::describe(made));
+    const int layers = std::max(made.num_stages(), 2);
+    const Transformer model = tried % 2 == 0 ? test::small_gpt(layers) : test::small_llama(layers);
+    RunSpec spec = descent(model);
+    spec.data_parallel = 1 + tried % 2;
+    std::vector<PackedBatch> batches;
+    std::vector<Schedule> evaluated;
+    std::vector<Schedule> mixed;
+    for (int replica = 0; replica < spec.data_parallel; ++replica) {
+      batches.push_back(packed_batch(made, random));
+      evaluated.push_back(without_backward(Schedule(batches.back().parts)));
+      mixed.push_back(with_reference_pass(Schedule(batches.back().parts)));
+    }
+    const Weights initial = OneDevice(model).initial(spec.seed);
+    const RunPlan evaluation(spec, evaluated);
+    const TokenSource tokens = TokenSource::synthetic(static_cast<int>(model.vocab), evaluation.sequence_length(), 7);
+    const test::Trained seen = test::train(evaluation, tokens);
+    EXPECT_NEAR(seen.report.runs.at(0).losses.at(0), on_one_device(evaluation, tokens, batches).loss, 1e-11);
+    EXPECT_EQ(seen.weights, initial);
+
+    const RunPlan plan(spec, mixed);
+    EXPECT_EQ(plan.tokens_per_batch(), evaluation.tokens_per_batch());
+    const test::Trained trained = test::train(plan, tokens);
+    // Sequences of a reference pass are numbered like those of training.
+    for (PackedBatch& batch : batches) {
+      batch.documents.insert(batch.documents.begin(), batch.documents.size(), std::vector<std::int64_t>());
+    }
+    const OneDevice::Result reference = on_one_device(plan, tokens, batches);
+    EXPECT_NEAR(trained.report.runs.at(0).losses.at(0), reference.loss, 1e-11);
+    EXPECT_LT(test::relative_difference(minus(initial, trained.weights), reference.gradients), kTolerance);
+    ++tried;
+  });
+  EXPECT_GT(tried, small_scope() ? 20 : 80);
 }
 
 // Families that need different features of the executor: replicas, V-shaped and looped placements, split backwards.

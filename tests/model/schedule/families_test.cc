@@ -240,7 +240,8 @@ TEST(Refusals, OfInterleavedGroups) {
   EXPECT_EQ(refusal("interleaved-zb", {.ranks = 4, .microbatches = 3}),
             "interleaved-zb: microbatches: 3 in groups of 4 leave a last group of 3, less than the 4 ranks");
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 8, .group = 3}),
-            "interleaved-1f1b: group: expected at least one microbatch for each of 4 ranks, got 3");
+            "interleaved-1f1b: group: expected at least one microbatch for each of 4 ranks, or all 8, got 3");
+  EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 3, .group = 3}), "no refusal");
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 9, .group = 5}), "no refusal");  // 5 and 4
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "model/errors.h"
+#include "model/scenario/setup.h"
 #include "tests/support/shapes.h"
 
 // The orders of small schedules, derived by hand from the rules of their papers. An op is written as stage, kind,
@@ -49,6 +50,39 @@ TEST(Orders, Interleaved) {
   const Schedule schedule = make("interleaved-1f1b", {.p = 2, .m = 4, .v = 2});
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3");
   EXPECT_EQ(order(schedule, 1), "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3");
+}
+
+// With fewer microbatches than ranks, all are one group, as PyTorch 2.13 prints its pipeline_order of 4 ranks, 2 stages
+// each.
+TEST(Orders, InterleavedWithFewerMicrobatchesThanRanks) {
+  const Family& family = find_family("interleaved-1f1b");
+  const Schedule two = make_schedule(family, {.ranks = 4, .chunks = 2, .microbatches = 2, .group = 2});
+  EXPECT_EQ(order(two, 0), "0F0 0F1 4F0 4F1 4B0 4B1 0B0 0B1");
+  EXPECT_EQ(order(two, 3), "3F0 3F1 7F0 7B0 7F1 7B1 3B0 3B1");
+  const Schedule three = make_schedule(family, {.ranks = 4, .chunks = 2, .microbatches = 3, .group = 3});
+  EXPECT_EQ(order(three, 2), "2F0 2F1 2F2 6F0 6F1 6F2 6B0 6B1 6B2 2B0 2B1 2B2");
+  EXPECT_EQ(order(three, 3), "3F0 3F1 3F2 7F0 7B0 7F1 7B1 7F2 7B2 3B0 3B1 3B2");
+  const Schedule split =
+      make_schedule(find_family("interleaved-zb"), {.ranks = 4, .chunks = 2, .microbatches = 3, .group = 3});
+  EXPECT_EQ(order(split, 0), "0F0 0F1 0F2 4F0 4F1 4F2 4I0 4W0 4I1 4W1 4I2 4W2 0I0 0W0 0I1 0W1 0I2 0W2");
+  EXPECT_EQ(order(split, 2), "2F0 2F1 2F2 6F0 6F1 6I0 6F2 6I1 6I2 6W0 2I0 6W1 2I1 6W2 2I2 2W0 2W1 2W2");
+  EXPECT_EQ(order(split, 3), "3F0 3F1 3F2 7F0 7I0 7F1 7I1 7F2 7I2 3I0 7W0 3I1 7W1 3I2 7W2 3W0 3W1 3W2");
+}
+
+// PyTorch has as many groups as there are whole multiples of p microbatches: 10 on 4 ranks are 2 groups of 5.
+TEST(Orders, PyTorchDividesMicrobatchesIntoGroupsOfItsOwn) {
+  Scenario scenario{.source = "test"};
+  scenario.schedule = "Interleaved1F1B";
+  scenario.training.pp = 4;
+  scenario.chunks = 2;
+  scenario.microbatches = 10;
+  EXPECT_THROW(make_schedule(scenario), InputError);  // 4, 4 and 2 in Megatron-LM's
+  scenario.training.torch_pipelining = true;
+  EXPECT_EQ(order(make_schedule(scenario), 3),
+            "3F0 3F1 3F2 3F3 3F4 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 7F4 7B4 3F5 3B0 3F6 3B1 3F7 3B2 3F8 3B3 3F9 3B4 7F5 "
+            "7B5 7F6 7B6 7F7 7B7 7F8 7B8 7F9 7B9 3B5 3B6 3B7 3B8 3B9");
+  scenario.microbatches = 3;
+  EXPECT_EQ(order(make_schedule(scenario), 3), "3F0 3F1 3F2 7F0 7B0 7F1 7B1 7F2 7B2 3B0 3B1 3B2");
 }
 
 // One more forward of warm-up than interleaved-1f1b; then blocks of F and B.
