@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -158,6 +159,8 @@ int kept_microbatches(const FamilyParams& params) { return (params.ranks + param
 
 std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& params, int microbatches, int multiple) {
   constexpr int kTimes = 2;  // the compared lists are longer than the short ones
+  // With chunks and groups the first lists may end before they repeat; those of phases never do.
+  constexpr int kMostWithout = 8;
   // With less than twice as many microbatches the whole schedule is simulated.
   for (int kept = microbatches; kept <= params.microbatches / 2; kept *= 2) {
     const FamilyParams fewer = fewer_microbatches(family, params, std::int64_t{kTimes} * kept).params;
@@ -166,7 +169,8 @@ std::optional<ShortSchedule> shorten(const Family& family, const FamilyParams& p
     ScheduleParts many = parts_with(family, grouped, fewer.microbatches);
     number_by_route(many);
     const auto of = repeating(grouped, many);
-    if (!of) break;
+    if (!of && kept >= kMostWithout * microbatches) break;
+    if (!of) continue;
     if (auto found = shortened(family, grouped, many, *of, kept, multiple)) return found;
   }
   return std::nullopt;
@@ -444,14 +448,15 @@ std::optional<SteadyState::PathPart> SteadyState::repeating_part(std::span<const
   };
   std::size_t last = path.size();
   while (last > 0 && blocks_back(path[last - 1]) == 0) --last;
-  if (last == 0) return std::nullopt;
-  const VertexId top = path[last - 1];
+  std::map<std::pair<int, std::int64_t>, std::size_t> passed;  // by rank and place in its cycle: where on the path
   for (std::size_t i = last; i-- > 0;) {
     if (!repeats(path[i])) return std::nullopt;
-    const int rank = graph_.rank_of(top);
-    const std::int64_t apart = graph_.rank_of(path[i]) == rank ? index[top] - index[path[i]] : 0;
+    const int rank = graph_.rank_of(path[i]);
     const std::int64_t per_block = repeats_[to_size(rank)].per_block;
-    if (apart > 0 && apart % (per_block * of.cycle) == 0) return PathPart{i + 1, last, apart / per_block};
+    const auto [same, first] = passed.try_emplace({rank, index[path[i]] % (per_block * of.cycle)}, i);
+    if (const std::int64_t apart = index[path[same->second]] - index[path[i]]; !first && apart > 0) {
+      return PathPart{i + 1, same->second + 1, apart / per_block};
+    }
     const auto needs = graph_.needs(path[i]);
     if (!std::all_of(needs.begin(), needs.end(), repeats)) return std::nullopt;
   }

@@ -103,9 +103,9 @@ class SteadyState {
   // copy: in each cycle of that time a rank allocates and frees the same in the same order.
   bool memory_repeats(const Timeline& timeline, const Extension& of) const;
   // The part of a critical path, from index `begin` to `end`, that the path of the long run has again after `end`, each
-  // time `blocks` later, which is a multiple of the cycle. It ends at the last vertex before the cuts, and begins after
-  // the same vertex of an earlier block; everything that its vertices wait for repeats. So the path of the long run,
-  // followed back from its end, passes every `blocks` through this vertex.
+  // time `blocks` later, which is a multiple of the cycle. It ends at a vertex before the cuts, and begins after the
+  // same vertex of an earlier block; everything that its vertices, and those after it before the cuts, wait for
+  // repeats. So the path of the long run, followed back from its end, passes every `blocks` through this vertex.
   struct PathPart {
     std::size_t begin = 0;
     std::size_t end = 0;

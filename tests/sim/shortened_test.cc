@@ -164,6 +164,25 @@ TEST(Shortened, PredictsAsTheWholeRunDoes) {
   EXPECT_EQ(families, 23);  // all with a flush but gpipe, looped-bfs and terapipe (phases), and hanayo
 }
 
+// With groups the first lists are too short to repeat, and without latencies the critical path stays on one rank, which
+// need not be that of its last op before the cut.
+TEST(Shortened, GroupsRepeatToo) {
+  for (const char* family : {"interleaved-1f1b", "combined-1f1b", "seq1f1b-interleaved", "interleaved-zb"}) {
+    for (const int ranks : {4, 8}) {
+      Scenario scenario = parse_scenario(fmt::format(
+          R"({{"cost": {{"kind": "uniform"}}, "parallelism": {{"pp": {}, "vpp": 2}}, "batch": {{"microbatches": 1024}},
+               "schedule": {{"name": "{}"}}}})",
+          ranks, family));
+      SCOPED_TRACE(fmt::format("{} p {}", family, ranks));
+      const auto brief = predict_shortened(scenario);
+      ASSERT_TRUE(brief);
+      EXPECT_LE(brief->setup->schedule().num_microbatches(), 72);
+      const Setup setup(scenario);
+      expect_equal(*brief, setup, predict(setup));
+    }
+  }
+}
+
 // What disturbs the steady state, or has no family, is simulated whole.
 TEST(Shortened, LeavesOtherRunsToTheWholeSimulation) {
   const Scenario plain = parse_scenario(
