@@ -177,7 +177,7 @@ TEST(Shortened, GroupsRepeatToo) {
       const auto brief = predict_shortened(scenario);
       ASSERT_TRUE(brief);
       EXPECT_LE(brief->setup->schedule().num_microbatches(), 72);
-      const Setup setup(scenario);
+      const model::Setup setup(scenario);
       expect_equal(*brief, setup, predict(setup));
     }
   }
