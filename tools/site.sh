@@ -3,7 +3,8 @@
 # the Python package, all schedule families, a page that simulates in the browser, and, given a folder of measured runs
 # (docs/results.md), predicted against measured times. It needs no server: any static host can have it.
 # Needs the release build (with -DSLUICE_LIVE=ON for the page that simulates). SLUICE_PYTHON: a Python with the package
-# `sluice`, and PyTorch for the reference of sluice.torch (default: build/site-python, made from the wheel).
+# `sluice`, and PyTorch for the reference of sluice.torch (default: build/site-python, made from the wheel); pdoc and
+# markdown-it are installed there.
 set -euo pipefail
 case ${1:-} in
   -*)
@@ -18,7 +19,7 @@ cd "$(dirname "$0")/.."
 sluice=build/release/tools/sluice
 [ -x "$sluice" ] || { echo "tools/site.sh: $sluice is missing: build the release preset first" >&2 && exit 2; }
 python=${SLUICE_PYTHON:-build/site-python/bin/python}
-if [ ! -x "$python" ]; then
+if [ -z "${SLUICE_PYTHON:-}" ] && [ ! -x "$python" ]; then
   python3 -m venv build/site-python
   "$python" -m pip install --quiet .
 fi
