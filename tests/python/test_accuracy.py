@@ -198,7 +198,7 @@ def test_a_users_table_is_drawn_on_one_page(tmp_path):
     printed(own_table(tmp_path, OWN), "--html", page)
     text = page.read_text()
     assert text.count("<circle") == 3  # two times and a peak of memory
-    assert ": row 3\n" in text and "fits: " in text and "http" not in text and "<script" not in text
+    assert ": row 3\n" in text and "fits: " in text and "://" not in text and "<script" not in text
     assert accuracy(own_table(tmp_path, OWN), "--html", tmp_path / "none" / "page.html").returncode == 1
 
 
@@ -352,8 +352,9 @@ def test_recipes_of_deepseek(facts, expected):
     document = recipes.scenario(bridge, facts, bridge["models"]["DeepSeekV3"])
     keys = ("moe_token_dispatcher", "cuda_graph_impl", "recompute_modules")
     assert tuple(document["parallelism"].get(key) for key in keys) == expected
-    assert document["parallelism"]["pipeline_layout"] == "Et*4|(t*4|)*14tmL"
-    assert document["model"]["mtp_num_layers"] == 1
+    predicts_more = not facts["release"].startswith("25.11")  # whose table is without multi-token prediction
+    assert document["parallelism"]["pipeline_layout"] == "Et*4|(t*4|)*14t" + ("mL" if predicts_more else "L")
+    assert document["model"].get("mtp_num_layers", 0) == predicts_more
 
 
 def test_peaks_of_argument_lines(tmp_path):
