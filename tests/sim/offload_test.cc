@@ -169,7 +169,7 @@ void check_copies(const OffloadRun& run, int window) {
 
 const test::Sizes& offload_sizes() {
   static const test::Sizes kSizes =
-      test::small_scope() ? test::Sizes{3, 4, 2, 1, false} : test::Sizes{4, 7, 2, 2, false};
+      test::small_scope() ? test::Sizes{3, 6, 2, 1, false} : test::Sizes{4, 7, 2, 2, false};
   return kSizes;
 }
 
@@ -210,9 +210,8 @@ TEST(Offload, OfWhatIsFreeDelaysNoOpAndTakesNoMemory) {
       smaller += with.memory[rank].peak_bytes < without.memory[rank].peak_bytes ? 1 : 0;
     }
   });
-  const int least = test::small_scope() ? 30 : 100;  // compilers order the draws differently
-  EXPECT_GT(copied, least);
-  EXPECT_GT(smaller, least);
+  EXPECT_GT(copied, 100);
+  EXPECT_GT(smaller, 100);
 }
 
 TEST(Offload, WithAFastLinkDelaysNoOp) {

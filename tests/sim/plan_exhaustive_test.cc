@@ -24,9 +24,9 @@ using nlohmann::json;
 
 // Spaces with a configuration that fits; about one in four has none.
 #ifdef SLUICE_SANITIZED
-constexpr int kSpacesThatFit = 1;  // a space takes 5 s
+constexpr int kSpacesThatFit = 2;  // a space takes 5 s
 #else
-constexpr int kSpacesThatFit = 12;
+constexpr int kSpacesThatFit = 15;
 #endif
 
 struct SmallSpace {
@@ -213,7 +213,8 @@ TEST(PlanExhaustive, FirstIsTheBestOfSmallSpaces) {
   std::mt19937 random(static_cast<unsigned>(GTEST_FLAG_GET(random_seed) + 17));
   int found = 0;
   int simulated = 0;
-  for (int tried = 0; found < kSpacesThatFit; ++tried) {
+  int tried = 0;
+  for (; found < kSpacesThatFit; ++tried) {
     ASSERT_LT(tried, 3 * kSpacesThatFit + 10);
     const SmallSpace small = small_space(random);
     const double gib = std::uniform_real_distribution<double>(1, 12)(random);
@@ -248,7 +249,7 @@ TEST(PlanExhaustive, FirstIsTheBestOfSmallSpaces) {
     EXPECT_EQ(first.iteration, *expected.best) << flags_of(base, space, plan->points()[ranking.front()]) << "\n"
                                                << expected.setting;
   }
-  EXPECT_GT(simulated, 100 * kSpacesThatFit);
+  EXPECT_GT(simulated, 100 * tried);
 }
 
 }  // namespace
