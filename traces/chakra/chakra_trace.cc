@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -177,11 +177,12 @@ class NpuWriter {
 
   template <typename Message>
   void add(const Message& message) {
-    google::protobuf::io::StringOutputStream stream(&piece_);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.WriteVarint32(static_cast<std::uint32_t>(message.ByteSizeLong()));
-    message.SerializeWithCachedSizes(&coded);
-    coded.Trim();
+    // Not by a StringOutputStream, which fills the string's whole capacity for each message.
+    std::array<std::uint8_t, 5> length{};
+    std::uint8_t* const end = google::protobuf::io::CodedOutputStream::WriteVarint32ToArray(
+        static_cast<std::uint32_t>(message.ByteSizeLong()), length.data());
+    piece_.append(length.begin(), end);
+    message.AppendToString(&piece_);
     if (piece_.size() > kPiece) flush();
   }
   void flush() {
