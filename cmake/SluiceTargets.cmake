@@ -35,6 +35,11 @@ target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-heapsize=1000000>>")
 if(SLUICE_SANITIZE)
   target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  if(SLUICE_SANITIZE MATCHES undefined)
+    # What the address sanitizer or the processor reports where it is used; these checks stand at every access to a member
+    # and take a sixth of the time of a build.
+    target_compile_options(sluice_options INTERFACE -fno-sanitize=null,alignment,vptr,object-size,pointer-overflow)
+  endif()
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 else()
   # The static libraries can be linked into shared ones, such as the Python extension. Without semantic interposition GCC

@@ -257,7 +257,7 @@ TEST(AutoSchedule, ReachesExactOptimaOfTwoChunks) {
 TEST(AutoSchedule, ReachesExactOptimaOfSlicedPipelines) {
   Rng random{std::mt19937(3)};
   Tally tally;
-  const int cases = test::small_scope() ? 40 : 600;
+  const int cases = test::small_scope() ? 40 : 240;
   for (int i = 0; i < cases && !HasFatalFailure(); ++i) {
     SCOPED_TRACE(i);
     compare_with_exact(random, linear(random(1, 3)), random(1, 3), random(2, 3), tally, 50'000);

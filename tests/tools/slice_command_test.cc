@@ -252,7 +252,7 @@ TEST_F(Slice, WritesTheBalancedBatch) {
       "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --max-position-embeddings 8192 "
       "--cluster dgx-h100 --pp 4 --dp 2 --seq-length 8192 ";
   for (const auto& [name, family] :
-       {std::pair("out.txt", "1f1b"), {"out.json", "zb-h1"}, {"out.json", "interleaved-1f1b"}}) {
+       in_scope(std::vector{std::pair("out.txt", "1f1b"), {"out.json", "zb-h1"}, {"out.json", "interleaved-1f1b"}})) {
     const std::string file = folder_.path(name);
     const std::string of = std::string(family) + " ";
     const json found = document("--balance --for " + of + "--microbatches 4 --lengths lognormal:900,1,8192,32 -o " +

@@ -301,8 +301,9 @@ TEST(Gradients, MatchOneDeviceWithExperts) {
     ++tried;
     if (small_scope() && tried % 3 != 1) continue;
     const Schedule schedule = of_family(family);
-    for (const Ranks& ranks : all) {
-      if (small_scope() && ranks.expert * ranks.data != 4) continue;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const Ranks& ranks = all[i];
+      if (small_scope() ? ranks.expert * ranks.data != 4 : (i + static_cast<std::size_t>(tried)) % 3 != 0) continue;
       SCOPED_TRACE(testing::Message() << family.name << " ep=" << ranks.expert << " d=" << ranks.data
                                       << " t=" << ranks.tensor);
       for (const bool gated : {false, true}) {
