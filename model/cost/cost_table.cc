@@ -167,6 +167,20 @@ double TimeCurve::at(std::int64_t slice_tokens, std::int64_t context_tokens) con
   return std::max(0.0, base + extra);
 }
 
+double TimeCurve::at(const SliceShape& slice) const {
+  if (slice.packed == nullptr) return at(slice.tokens, slice.context);
+  const auto pairs_within = [](std::int64_t count) {
+    return static_cast<double>(count) * static_cast<double>(count) / 2;
+  };
+  double out = at(slice.tokens, 0);
+  double pairs_between = pairs_within(slice.tokens);
+  slice.for_each_document([&](const DocumentPart& part) {
+    out += at(part.tokens, part.context) - at(part.tokens, 0);
+    pairs_between -= pairs_within(part.tokens);
+  });
+  return std::max(0.0, out - std::max(0.0, context[3]) * pairs_between);
+}
+
 CostTable parse_cost_table(std::string_view text, const std::string& source) {
   const Json json = parse_json(text, source);
   return table_from_json(JsonReader(json, source));

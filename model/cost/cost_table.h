@@ -10,6 +10,7 @@
 #include "model/cost/model_shape.h"
 #include "model/schedule/op.h"
 #include "model/workload/layer_part.h"
+#include "model/workload/slice_shape.h"
 
 namespace sluice::model {
 
@@ -41,6 +42,8 @@ struct TimeCurve {
   double residual = 0;  // mean relative error of the fit
 
   double at(std::int64_t slice_tokens, std::int64_t context_tokens) const;
+  // Of packed documents without the attention between them: a3 seconds for every pair of a token and one before it.
+  double at(const SliceShape& slice) const;
 };
 
 // A measured link.

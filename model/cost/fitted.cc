@@ -68,12 +68,11 @@ void FittedCost::check_parts() const {
 }
 
 double FittedCost::part_s(PartKind part, OpKind kind, const MicrobatchShape& shape, int slice) const {
-  const std::int64_t tokens = shape.slice_lengths[slice];
-  const std::int64_t context = shape.context(slice);
-  if (const auto& curve = table_.curve(part, kind)) return curve->at(tokens, context);
+  const SliceShape of = slice_shape(shape, slice);
+  if (const auto& curve = table_.curve(part, kind)) return curve->at(of);
   const auto& input = table_.curve(part, OpKind::I);
   const auto& weight = table_.curve(part, OpKind::W);
-  if (kind == OpKind::B && input && weight) return input->at(tokens, context) + weight->at(tokens, context);
+  if (kind == OpKind::B && input && weight) return input->at(of) + weight->at(of);
   throw InputError(fmt::format("{}: /parts/{}/{}: required key is missing (the schedule splits the backward pass)",
                                table_.source, to_string(part), letter(kind)));
 }

@@ -194,7 +194,12 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
       return;
     case CostKind::fitted: {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
-      require(!packs_documents(schedule), "/batch/lengths: a cost file has no times of packed documents");
+      const auto has_context = [&](PartKind part) {
+        const auto& curve = table->curve(part, OpKind::F);
+        return curve && curve->context[3] > 0;
+      };
+      require(!packs_documents(schedule) || has_context(PartKind::layer) || has_context(PartKind::attention),
+              "/batch/lengths: packed documents require a cost file of a profile with context (prefixes of slices)");
       refuse_vocabulary(schedule, "a cost file has no times of them");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) rest = analytic();

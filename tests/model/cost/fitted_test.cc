@@ -51,6 +51,30 @@ TEST(TimeCurveTest, AddsTheContextTermWhereThereIsContext) {
   EXPECT_EQ(negative.at(64, 0), 1);
 }
 
+// Where a time is c + b i + a i^2 / 2 without context and a i j more with it, documents take their own times and c
+// once, wherever slices cut them.
+TEST(TimeCurveTest, PackedDocumentsTakeTheirOwnTimes) {
+  constexpr double kFixed = 3;
+  constexpr double kToken = 0.25;
+  constexpr double kPair = 0.0625;
+  TimeCurve curve{.context = {0, 0, 0, kPair}};
+  for (std::int64_t tokens = 1; tokens <= 64; ++tokens) {
+    const auto i = static_cast<double>(tokens);
+    curve.tokens.push_back(tokens);
+    curve.seconds.push_back(kFixed + kToken * i + kPair * i * i / 2);
+  }
+  const std::vector<std::int64_t> documents = {20, 1, 30, 13};
+  double alone = 0;
+  for (const std::int64_t length : documents) alone += curve.at(length, 0) - kFixed;
+  for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{64}, {32, 32}, {7, 50, 7}, {20, 44}}) {
+    const MicrobatchShape shape{.slice_lengths = cut, .documents = documents};
+    double sum = 0;
+    for (int slice = 0; slice < shape.num_slices(); ++slice) sum += curve.at(slice_shape(shape, slice)) - kFixed;
+    EXPECT_DOUBLE_EQ(sum, alone) << cut.size();
+  }
+  EXPECT_EQ(curve.at(slice_shape({.slice_lengths = {30, 34}, .documents = {64}}, 1)), curve.at(34, 30));
+}
+
 TEST(FittedCostTest, RejectsConfigurationsThatWereNotMeasured) {
   EXPECT_EQ(error_of([] { FittedCost(table(), Training{}, {{.layers = 3, .expert_layers = 2, .embedding = true}}); }),
             "cost.json: times are of dense layers, but stage 0 has 2 layers with experts");
