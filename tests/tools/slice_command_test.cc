@@ -128,33 +128,33 @@ TEST_F(Slice, JointCutBeatsBothSimpleCuts) {
 }
 
 TEST_F(Slice, BalancedReportsTheSpreadOfItsSlices) {
-  const json found = document("--balanced --slices 4 " + kSliceModel);
+  const json found = document("--equal-flops --slices 4 " + kSliceModel);
   EXPECT_EQ(found.at("granularity"), 128);
   EXPECT_EQ(found.at("slices"), 4);
   EXPECT_GT(found.at("flops_spread"), 0);
   EXPECT_LT(found.at("flops_spread"), 0.1);
   EXPECT_GE(found.at("time_s"), found.at("lower_bound_s"));
   const json fine = document(
-      "--balanced --slices 4 --granularity 1 --seq-length 1024 --num-layers 8 --hidden-size 1024 "
+      "--equal-flops --slices 4 --granularity 1 --seq-length 1024 --num-layers 8 --hidden-size 1024 "
       "--num-attention-heads 8 --vocab-size 32000 --max-position-embeddings 32768 --cluster "
       "dgx-a100-80gb --pp 4");
   EXPECT_LT(fine.at("flops_spread"), 0.02);
   // With many positions, the fastest cut is searched at fewer; the time of the slices themselves is that of simulate.
   const std::string wide = "--model llama3-8b --seq-length 65536 --cluster dgx-h100 --tp 8 --pp 4 --mbs 1 ";
-  const json many = document("--balanced --slices 300 --granularity 1 " + wide);
+  const json many = document("--equal-flops --slices 300 --granularity 1 " + wide);
   EXPECT_TRUE(many.at("lower_bound_s").is_null());
   EXPECT_EQ(many.at("fastest").at("granularity"), 128);
   EXPECT_GT(many.at("fastest").at("time_s"), 0);
   EXPECT_EQ(many.at("slice_lengths").size(), 300U);
   if (small_scope()) return;
-  const json most = document("--balanced --slices 4097 --granularity 1 --seq-length 8192 " +
+  const json most = document("--equal-flops --slices 4097 --granularity 1 --seq-length 8192 " +
                              wide.substr(0, wide.find("--seq")) + wide.substr(wide.find("--cluster")));
   EXPECT_GT(most.at("even_s"), 0);
-  const json four = document("--balanced --slices 4 --granularity 1 " + wide);
-  const json table = document("--balanced --slices 4 --granularity 256 " + wide);
+  const json four = document("--equal-flops --slices 4 --granularity 1 " + wide);
+  const json table = document("--equal-flops --slices 4 --granularity 256 " + wide);
   EXPECT_NEAR(four.at("time_s").get<double>(), table.at("time_s").get<double>(),
               0.01 * table.at("time_s").get<double>());
-  EXPECT_THAT(run("--balanced --slices 4 --granularity 1 " + wide).out,
+  EXPECT_THAT(run("--equal-flops --slices 4 --granularity 1 " + wide).out,
               HasSubstr("the fastest cut in multiples of 256, "));
 }
 
@@ -302,11 +302,11 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of("--seq-length 64"), HasSubstr("/parallelism/pp"));
   EXPECT_THAT(error_of(uniform + "--for seq1f1b --joint 2"), HasSubstr("exclude each other"));
   EXPECT_THAT(error_of(uniform + "--time-budget 3"), HasSubstr("--time-budget needs --for"));
-  EXPECT_THAT(error_of(uniform + "--balanced --max-slices 2"), HasSubstr("--balanced needs --slices"));
-  EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs --slices, the number of slices"));
-  EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
+  EXPECT_THAT(error_of(uniform + "--equal-flops --max-slices 2"), HasSubstr("--equal-flops needs --slices"));
+  EXPECT_THAT(error_of(uniform + "--equal-flops"), HasSubstr("--equal-flops needs --slices, the number of slices"));
+  EXPECT_THAT(error_of(uniform + "--equal-flops --slices 2"), HasSubstr("--equal-flops needs a model"));
   // The lengths are what the command finds.
-  EXPECT_THAT(error_of(uniform + "--balanced --slices 2 --slice-lengths 32,32"),
+  EXPECT_THAT(error_of(uniform + "--equal-flops --slices 2 --slice-lengths 32,32"),
               HasSubstr("slice: --slice-lengths has no effect"));
   EXPECT_THAT(error_of(uniform + "--slicing even"), HasSubstr("slice: --slicing has no effect"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("excludes --slices"));
@@ -319,7 +319,7 @@ TEST_F(Slice, ScenarioErrorsMatchSimulate) {
   for (const std::string text : {R"({"parallelism": 3})", R"({"batch": []})", R"({"schedule": 1})",
                                  R"({"parallelism": {"pp": "x", "stage_layers": 2}})"}) {
     const std::string file = write("wrong.json", text);
-    for (const std::string arguments : {"", " --for seq1f1b", " --balanced --slices 2", " --joint 2"}) {
+    for (const std::string arguments : {"", " --for seq1f1b", " --equal-flops --slices 2", " --joint 2"}) {
       EXPECT_THAT(error_of(file + arguments), HasSubstr("wrong.json: /")) << text;
     }
   }

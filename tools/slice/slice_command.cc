@@ -96,7 +96,7 @@ Subcommand add_slice_command(CLI::App& app) {
           "Use TeraPipe's Algorithm 1 as published, with this epsilon in ms, 0 to 1e9; the paper uses 0.1 (default: "
           "off)")
       ->check(number_from(0, 1e9));
-  command->add_flag("--balanced", options->request.balanced,
+  command->add_flag("--equal-flops", options->request.balanced,
                     "Cut into --slices slices of equal FLOPs under causal attention (default: off)");
   command->add_flag("--balance", options->request.balance,
                     "Compare packings and orders of the documents of --lengths in the scenario's schedule, or that of "
@@ -110,7 +110,7 @@ Subcommand add_slice_command(CLI::App& app) {
       ->add_option(
           "--granularity", options->request.granularity,
           "Slice lengths are multiples of this number of tokens, 1 to 1073741824, except the last (default: the "
-          "smallest power of two with at most 256 multiples; --balanced: 128 or 1)")
+          "smallest power of two with at most 256 multiples; --equal-flops: 128 or 1)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   command->add_option("--slices", options->request.slices, "Number of slices, 1 to 32767 (default: the fastest number)")
       ->check(CLI::Range(1, 32767));

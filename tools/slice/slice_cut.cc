@@ -21,7 +21,7 @@
 namespace sluice::tools {
 namespace {
 
-// The fastest cut, which --balanced is compared with, has at least this many positions and fewer than twice as many.
+// The fastest cut, which --equal-flops is compared with, has at least this many positions and fewer than twice as many.
 constexpr int kFewestPositions = 256;
 constexpr std::int64_t kMostChunkTokens = 1 << 30;
 
@@ -136,17 +136,17 @@ SliceCut terapipe(const SliceRequest& request, const nlohmann::json& document) {
 // with few positions: the time of each pair of positions is needed.
 SliceCut balanced(const SliceRequest& request, const nlohmann::json& document) {
   const int slices = request.slices;
-  if (slices == 0) throw InputError("slice: --balanced needs --slices, the number of slices");
-  if (!request.times.empty()) throw InputError("slice: --balanced needs a model: it excludes --times");
+  if (slices == 0) throw InputError("slice: --equal-flops needs --slices, the number of slices");
+  if (!request.times.empty()) throw InputError("slice: --equal-flops needs a model: it excludes --times");
   const nlohmann::json::json_pointer place("/batch/sequence_length");
   std::int64_t granularity = request.granularity;
   if (granularity == 0 && document.contains(place) && document[place].is_number_integer()) {
     granularity = balanced_multiple(document[place].get<std::int64_t>(), slices);
   }
   const SliceCosts fine = costs_of(request, document, granularity);
-  if (!fine.scenario()->model) throw InputError("slice: --balanced needs a model (--model)");
+  if (!fine.scenario()->model) throw InputError("slice: --equal-flops needs a model (--model)");
   if (fine.tokens() % fine.granularity() != 0) {
-    throw InputError(fmt::format("slice: --balanced: expected a granularity that divides {} tokens, got {}",
+    throw InputError(fmt::format("slice: --equal-flops: expected a granularity that divides {} tokens, got {}",
                                  fine.tokens(), fine.granularity()));
   }
   CutReport report = frame_of("balanced", request, fine);
@@ -231,7 +231,7 @@ SliceCut cut_slices(const SliceRequest& request, const nlohmann::json& document)
   refuse((request.schedule.empty() ? 0 : 1) + (algorithm1 ? 1 : 0) + (request.balanced ? 1 : 0) +
                  (request.joint > 0 ? 1 : 0) >
              1,
-         "--for, --algorithm1, --balanced and --joint exclude each other");
+         "--for, --algorithm1, --equal-flops and --joint exclude each other");
   refuse(request.balance &&
              (algorithm1 || request.balanced || request.joint > 0 || !request.times.empty() || request.backward ||
               request.granularity > 0 || request.slices > 0 || request.max_slices > 0 || request.time_budget_s >= 0),
@@ -240,7 +240,7 @@ SliceCut cut_slices(const SliceRequest& request, const nlohmann::json& document)
   refuse(!request.schedule.empty() && request.backward,
          "--for excludes --backward: it always simulates forward and backward");
   refuse(request.balanced && request.max_slices > 0,
-         "--balanced needs --slices, the number of slices, not --max-slices");
+         "--equal-flops needs --slices, the number of slices, not --max-slices");
   refuse(request.schedule.empty() && request.time_budget_s >= 0, "--time-budget needs --for");
   refuse(!request.times.empty() && !measures_chunks(request) && request.granularity > 0,
          "--times excludes --granularity: the table has its own");
