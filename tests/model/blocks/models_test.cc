@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -266,6 +267,41 @@ TEST(Models, StagesOfAPatternAreAlike) {
   EXPECT_EQ(others[1], others[2]);
   EXPECT_FALSE(others[1] == stages[1]);
   EXPECT_EQ(layers_by_kind(model, others[1]).size(), layers_by_kind(model, stages[1]).size());
+}
+
+// 42 stages of two of nemotron-3-super's 88 layers, whose order has no period, between others of one and three: equal
+// sequences of kinds are equal stages wherever they begin, so that a search prices each of them once.
+TEST(Models, StagesOfAnIrregularPatternAreAlike) {
+  const Model model = named("nemotron-3-super");
+  std::vector<int> layers(42, 2);
+  layers.insert(layers.begin(), {1});
+  layers.insert(layers.end(), {3});
+  const std::vector<StageContents> stages = split_layers(model, 44, layers, 0, 0);
+  const TransformerFootprint footprint(model, {.pp = 44, .sequence_length = 1024}, stages);
+  const MicrobatchShape whole{.sequences = 1, .slice_lengths = {1024}};
+  std::map<std::vector<std::uint8_t>, int> first_of;
+  for (int stage = 1; stage < 43; ++stage) {
+    SCOPED_TRACE(stage);
+    const auto begin = model.pattern().begin() + 2 * stage - 1;
+    const int first = first_of.try_emplace({begin, begin + 2}, stage).first->second;
+    EXPECT_EQ(stages[static_cast<std::size_t>(stage)], stages[static_cast<std::size_t>(first)]);
+    EXPECT_EQ(footprint.alike(stage), first);
+    EXPECT_EQ(footprint.slice(stage, whole, 0).activations_to_input_gradient,
+              footprint.slice(first, whole, 0).activations_to_input_gradient);
+  }
+  EXPECT_EQ(footprint.alike(43), 43);  // with the head
+}
+
+// After the stage with multi-token prediction, an empty stage passes on more than one before it would.
+TEST(Models, StagesAfterMultiTokenPredictionAreNotAlike) {
+  Model model = named("deepseek-v3");
+  const std::vector<int> layers = {61, 0, 0, 0, 0};
+  const std::vector<StageContents> stages = split_layers(model, 5, layers, 0, 0, 2);
+  const TransformerFootprint footprint(model, {.pp = 5, .sequence_length = 4096}, stages);
+  EXPECT_EQ(stages[1], stages[3]);
+  EXPECT_EQ(footprint.alike(3), 3);
+  const MicrobatchShape whole{.sequences = 1, .slice_lengths = {4096}};
+  EXPECT_GT(footprint.slice(3, whole, 0).transfer_forward, footprint.slice(1, whole, 0).transfer_forward);
 }
 
 TEST(Models, WindowsLimitThePairsOfAttention) {
