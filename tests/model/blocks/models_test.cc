@@ -110,7 +110,54 @@ TEST(Models, HaveTheParametersOfTransformers) {
     types.insert(type);
     EXPECT_EQ(parameters(parse_model(row.at("config").dump(), type)), row.at("parameters").get<std::int64_t>());
   }
-  EXPECT_EQ(types.size(), 42U);
+  EXPECT_EQ(types.size(), 44U);
+}
+
+// Keys that transformers' class has a value for may be missing: Gemma 3's published configs have neither heads nor
+// words.
+TEST(Models, MissingKeysHaveTheValuesOfTransformers) {
+  const auto parameters_of = [](const std::string& keys) {
+    return parameters(parse_model(
+        R"({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34)" +
+            keys + "}",
+        "m.json"));
+  };
+  EXPECT_EQ(parameters_of(""), parameters(named("gemma-3-4b")));
+  EXPECT_EQ(parameters_of(R"(, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4)"),
+            parameters_of(""));
+  EXPECT_NE(parameters_of(R"(, "head_dim": 128)"), parameters_of(""));
+}
+
+// A window of a type that otherwise is a transformer makes it a list of layers; what is not modeled is refused by name.
+TEST(Models, KeysThatMatterAreReadOrRefused) {
+  const std::string sizes =
+      R"("num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 128, "vocab_size": 256)";
+  const auto read = [&](const std::string& keys) { return parse_model("{" + sizes + ", " + keys + "}", "m.json"); };
+  EXPECT_TRUE(read(R"("model_type": "mistral", "sliding_window": null)").flat != nullptr);
+  const Model windows = read(R"("model_type": "mistral", "sliding_window": 16)");
+  ASSERT_TRUE(windows.flat == nullptr);
+  EXPECT_LT(layer_slice_flops(windows, 1024, 0).attention,
+            layer_slice_flops(read(R"("model_type": "mistral", "sliding_window": null)"), 1024, 0).attention / 10);
+  const Model last =
+      read(R"("model_type": "qwen2", "use_sliding_window": true, "max_window_layers": 3, "sliding_window": 16)");
+  EXPECT_EQ(last.kinds_of(0, 4), (std::vector<int>{3, 1}));
+  const auto error_of = [&](const std::string& keys) -> std::string {
+    try {
+      read(keys);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_of(R"("model_type": "qwen2", "use_sliding_window": true)"),
+              testing::HasSubstr("/sliding_window: required key is missing"));
+  EXPECT_THAT(error_of(R"("model_type": "qwen4_exp")"),
+              testing::HasSubstr("/model_type: its embeddings of n-grams and hyper-connections of low rank are not"));
+  EXPECT_THAT(error_of(R"("model_type": "nemotron_h", "use_bias": true)"),
+              testing::HasSubstr("/use_bias: expected false: others are not modeled, got true"));
+  EXPECT_THAT(error_of(R"("model_type": "falcon_h1", "mamba_conv_bias": false)"),
+              testing::HasSubstr("/mamba_conv_bias: expected true"));
 }
 
 // Of a config.json with an unknown type the error says what could describe it.
