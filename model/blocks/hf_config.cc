@@ -273,7 +273,8 @@ class HfConfig {
     const bool bias = r_.boolean_or("attention_bias", false) || r_.boolean_or("bias", false);
     out.qkv_bias = keyed && type_.name != "bloom" ? bias : type_.qkv_bias;
     // GLM and MiMo have biases of queries, keys and values only.
-    const bool projections_too = type_.name != "glm4_moe" && type_.name != "mimo" && type_.name != "seed_oss";
+    const bool projections_too =
+        type_.name != "glm4_moe" && !type_.name.starts_with("mimo") && type_.name != "seed_oss";
     out.projection_bias = keyed && projections_too ? bias : type_.projection_bias;
     out.rotary = roped(layer) || (type_.rope == Rope::windows && local);
     out.qk_norm = has_qk_norm() ? type_.qk_norm : QkNorm::none;

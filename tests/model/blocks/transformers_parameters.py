@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 TYPES = """
     arcee bloom deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5_moe exaone_moe falcon falcon_h1 gemma2 gemma3 gemma4
-    glm4_moe glm5_next glm_moe_dsa gpt2 gpt_neox granitemoehybrid hy_v3 kimi_linear lfm2_moe llama llama4 minimax minimax_m2 mistral
+    glm4_moe glm5_next glm_moe_dsa gpt2 gpt_neox granitemoehybrid hy_v3 kimi_linear lfm2_moe llama llama4 mimo_v2_flash minimax minimax_m2 mistral
     mixtral nemotron_h olmo2 olmo3 olmo_hybrid olmoe opt phi phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe
     qwen3_next seed_oss smollm3
 """.split()
@@ -36,6 +36,7 @@ VARIANTS = {
         {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
         {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     ],
+    "mimo_v2_flash": [{"num_hidden_layers": 8, "attention_bias": True}],
     "phimoe": [{"lm_head_bias": True}],
     "qwen2_moe": [{"decoder_sparse_step": 2}, {"num_hidden_layers": 6, "mlp_only_layers": [3]}],
     "qwen3_moe": [{"decoder_sparse_step": 2}],
