@@ -87,7 +87,7 @@ class HfConfig {
       model_.other_parameters = std::int64_t{2} * hidden_;
     }
     // OPT's table has two rows more than positions.
-    if (type_.rope == Rope::learned) model_.positions = model_.max_positions + 2;
+    if (type_.rope == Rope::learned) model_.positions = size("max_position_embeddings") + 2;
     if (r_.has("hc_mult")) {
       model_.streams = static_cast<int>(r_.integer("hc_mult", 1, 64));
       const std::int64_t n = model_.streams;
@@ -100,7 +100,7 @@ class HfConfig {
     if (model_.layer_embedding > 0 && r_.integer_or(words, 0, kMostVocab, model_.vocab) != model_.vocab) {
       r_.at(words).fail(fmt::format("expected the vocabulary, {}", model_.vocab));
     }
-    refuse_biases();
+    refuse_others();
     heads_ = size_of({"num_attention_heads", "n_head"});
     kv_heads_ =
         size_or("num_key_value_heads", r_.has("multi_query") && r_.boolean_or("multi_query", false) ? 1 : heads_);
@@ -109,9 +109,10 @@ class HfConfig {
     if (kv_heads_ < 1 || heads_ % kv_heads_ != 0) r_.fail("expected attention heads that key/value heads divide");
   }
 
-  // Biases that blocks do not have, or have always.
-  void refuse_biases() {
+  // What blocks do not have, or have always.
+  void refuse_others() {
     const bool latent = r_.has("kv_lora_rank") || r_.has("q_lora_rank") || type_.name == "nemotron_h";
+    const bool falcon = type_.name == "falcon";
     const std::pair<const char*, bool> modeled[] = {{"conv_bias", false},
                                                     {"mamba_proj_bias", false},
                                                     {"mamba_conv_bias", true},
@@ -119,10 +120,20 @@ class HfConfig {
                                                     {"use_bias", false},
                                                     {"use_conv_bias", true},
                                                     {latent ? "attention_bias" : "", false},
-                                                    {has_experts() ? "mlp_bias" : "", false}};
+                                                    {has_experts() ? "mlp_bias" : "", false},
+                                                    {"attention_out_bias", false},
+                                                    {falcon ? "bias" : "", false},
+                                                    {falcon ? "parallel_attn" : "", true},
+                                                    {"do_layer_norm_before", true},
+                                                    {"_remove_final_layer_norm", false},
+                                                    {"enable_bias", true},
+                                                    {"layer_norm_elementwise_affine", true}};
     for (const auto& [key, value] : modeled) {
       if (r_.boolean_or(key, value) != value)
         r_.at(key).fail(fmt::format("expected {}: others are not modeled", value));
+    }
+    if (const char* const width = "word_embed_proj_dim"; size_or(width, hidden_) != hidden_) {
+      r_.at(width).fail(fmt::format("expected the hidden size, {}: others are not modeled", hidden_));
     }
   }
 
@@ -556,10 +567,11 @@ class HfConfig {
     add(std::move(steps));
   }
 
-  // Falcon 40B and 180B have a norm for each of both.
+  // Falcon 40B and 180B have a norm for each of both, 11B has one.
   int parallel_norms() {
-    if (type_.name == "falcon" && r_.boolean_or("new_decoder_architecture", false)) return 2;
-    return type_.parallel_norms;
+    if (type_.name != "falcon") return type_.parallel_norms;
+    const bool new_decoder = r_.boolean_or("new_decoder_architecture", false);
+    return static_cast<int>(r_.integer_or("num_ln_in_parallel_attn", 1, 2, new_decoder ? 2 : 1));
   }
 
   // Each layer is one block: M, *, - or E.

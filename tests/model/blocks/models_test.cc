@@ -156,6 +156,13 @@ TEST(Models, KeysThatMatterAreReadOrRefused) {
               testing::HasSubstr("/model_type: its embeddings of n-grams and hyper-connections of low rank are not"));
   EXPECT_THAT(error_of(R"("model_type": "nemotron_h", "use_bias": true)"),
               testing::HasSubstr("/use_bias: expected false: others are not modeled, got true"));
+  EXPECT_THAT(error_of(R"("model_type": "opt", "max_position_embeddings": 64, "word_embed_proj_dim": 32)"),
+              testing::HasSubstr("/word_embed_proj_dim: expected the hidden size, 64"));  // OPT-350M
+  EXPECT_THAT(error_of(R"("model_type": "falcon", "parallel_attn": false)"),
+              testing::HasSubstr("/parallel_attn: expected true"));
+  // Falcon 11B has one norm of 2 x 64 less per layer than 40B, here of four.
+  const std::string falcon = R"("model_type": "falcon", "new_decoder_architecture": true, "num_kv_heads": 2)";
+  EXPECT_EQ(parameters(read(falcon)) - parameters(read(falcon + R"(, "num_ln_in_parallel_attn": 1)")), 4 * 2 * 64);
   EXPECT_THAT(error_of(R"("model_type": "falcon_h1", "mamba_conv_bias": false)"),
               testing::HasSubstr("/mamba_conv_bias: expected true"));
 }
