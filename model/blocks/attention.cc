@@ -54,7 +54,10 @@ BlockParameters Attention::parameters(const Shards& shards) const {
     out.all += std::int64_t{options_.shared_keys ? 1 : 2} * core.head_dim;
   }
   if (options_.qk_norm == AttentionOptions::QkNorm::all_heads) out.all += (heads + kv_heads) * core.head_dim;
-  if (options_.qkv_bias) out.all += queries + keys;
+  if (options_.qkv_bias) {
+    out.all += queries + keys;
+    if (options_.gate == AttentionOptions::Gate::elementwise) out.all += gate_width() / shards.tp;
+  }
   if (options_.projection_bias) out.all += hidden();
   if (options_.sinks) out.all += heads;
   if (options_.indexer) out.all += options_.indexer->parameters(hidden(), hidden());

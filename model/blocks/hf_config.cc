@@ -79,7 +79,7 @@ class HfConfig {
     model_.name = name_of_source();
     model_.hidden = hidden_;
     model_.vocab = r_.integer("vocab_size", 1, kMostVocab);
-    model_.tied_embeddings = r_.boolean_or("tie_word_embeddings", type_.tied);
+    model_.tied_embeddings = r_.boolean_or("tie_embedding", r_.boolean_or("tie_word_embeddings", type_.tied));
     model_.rms_norm = !type_.layer_norm;
     model_.max_positions = size_or("max_position_embeddings", 0);
     if (r_.has("attn_res_block_size")) {
@@ -87,21 +87,54 @@ class HfConfig {
       model_.other_parameters = std::int64_t{2} * hidden_;
     }
     // OPT's table has two rows more than positions.
-    if (type_.rope == Rope::learned) model_.positions = model_.max_positions + 2;
+    if (type_.rope == Rope::learned) model_.positions = size("max_position_embeddings") + 2;
     if (r_.has("hc_mult")) {
       model_.streams = static_cast<int>(r_.integer("hc_mult", 1, 64));
       const std::int64_t n = model_.streams;
-      if (n > 1) model_.other_parameters += n * n * hidden_ + n + 1;
+      if (n > 1 && !type_.mean_of_streams) model_.other_parameters += n * n * hidden_ + n + 1;
     }
     model_.other_parameters += type_.embedding_norm ? std::int64_t{2} * hidden_ : 0;
-    model_.other_parameters += type_.head_bias ? model_.vocab : 0;
+    model_.other_parameters += r_.boolean_or("lm_head_bias", type_.head_bias) ? model_.vocab : 0;
     model_.layer_embedding = static_cast<int>(r_.integer_or("hidden_size_per_layer_input", 0, kMostEmbedding, 0));
+    const char* const words = "vocab_size_per_layer_input";
+    if (model_.layer_embedding > 0 && r_.integer_or(words, 0, kMostVocab, model_.vocab) != model_.vocab) {
+      r_.at(words).fail(fmt::format("expected the vocabulary, {}", model_.vocab));
+    }
+    refuse_others();
     heads_ = size_of({"num_attention_heads", "n_head"});
     kv_heads_ =
         size_or("num_key_value_heads", r_.has("multi_query") && r_.boolean_or("multi_query", false) ? 1 : heads_);
     if (type_.name == "falcon" && r_.boolean_or("new_decoder_architecture", false)) kv_heads_ = size("num_kv_heads");
     head_dim_ = size_or("head_dim", hidden_ / heads_);
     if (kv_heads_ < 1 || heads_ % kv_heads_ != 0) r_.fail("expected attention heads that key/value heads divide");
+  }
+
+  // What blocks do not have, or have always.
+  void refuse_others() {
+    const bool latent = r_.has("kv_lora_rank") || r_.has("q_lora_rank") || type_.name == "nemotron_h";
+    const bool falcon = type_.name == "falcon";
+    const std::pair<const char*, bool> modeled[] = {{"conv_bias", false},
+                                                    {"mamba_proj_bias", false},
+                                                    {"mamba_conv_bias", true},
+                                                    {"projectors_bias", false},
+                                                    {"use_bias", false},
+                                                    {"use_conv_bias", true},
+                                                    {latent ? "attention_bias" : "", false},
+                                                    {has_experts() ? "mlp_bias" : "", false},
+                                                    {"attention_out_bias", false},
+                                                    {falcon ? "bias" : "", false},
+                                                    {falcon ? "parallel_attn" : "", true},
+                                                    {"do_layer_norm_before", true},
+                                                    {"_remove_final_layer_norm", false},
+                                                    {"enable_bias", true},
+                                                    {"layer_norm_elementwise_affine", true}};
+    for (const auto& [key, value] : modeled) {
+      if (r_.boolean_or(key, value) != value)
+        r_.at(key).fail(fmt::format("expected {}: others are not modeled", value));
+    }
+    if (const char* const width = "word_embed_proj_dim"; size_or(width, hidden_) != hidden_) {
+      r_.at(width).fail(fmt::format("expected the hidden size, {}: others are not modeled", hidden_));
+    }
   }
 
   std::string name_of_source() const {
@@ -126,7 +159,8 @@ class HfConfig {
                        [&](const JsonReader& each) { return each.integer(0, kMostModelSize) == value; });
   }
 
-  // F full attention, W with a window, C in chunks, G delta rule, M Mamba-2, L lightning, K Kimi delta, '-' none.
+  // F full attention, W with a window, C in chunks, G delta rule, M Mamba-2, L lightning, K Kimi delta, S short
+  // convolution, '-' none.
   char mixer_at(int layer) {
     for (const char* key : {"layer_types", "layers_block_type"}) {
       if (!r_.has(key)) continue;
@@ -135,6 +169,7 @@ class HfConfig {
       if (word == "sliding_attention") return 'W';
       if (word == "chunked_attention") return 'C';
       if (word == "mamba") return 'M';
+      if (word == "conv") return 'S';
       if (word == "linear_attention") return type_.linear;
       if (r_.has("compress_rates") && r_.at("compress_rates").has(word)) return 'F';
       r_.at(key).fail("expected full_attention, sliding_attention, chunked_attention, linear_attention or mamba");
@@ -144,6 +179,10 @@ class HfConfig {
     if (r_.has("linear_attn_config")) {
       return lists(r_.at("linear_attn_config").at("kda_layers"), layer + 1) ? 'K' : 'F';  // counted from 1
     }
+    if (r_.has("use_sliding_window")) {
+      const bool local = r_.boolean_or("use_sliding_window", false);
+      return local && layer >= r_.integer_or("max_window_layers", 0, kMostModelLayers, 0) ? 'W' : 'F';
+    }
     if (r_.has("attention_chunk_size")) return roped(layer) ? 'C' : 'F';
     if (r_.has("full_attention_interval")) {
       return (layer + 1) % r_.integer("full_attention_interval", 1, kMostModelLayers) == 0 ? 'F' : 'G';
@@ -151,6 +190,7 @@ class HfConfig {
     if (r_.has("sliding_window_pattern") && r_.at("sliding_window_pattern").json().is_number()) {
       return (layer + 1) % r_.integer("sliding_window_pattern", 1, kMostModelLayers) == 0 ? 'F' : 'W';
     }
+    if (type_.name == "gemma4_text" && layer + 1 == count_) return 'F';
     return type_.pattern.empty() ? 'F' : type_.pattern[static_cast<std::size_t>(layer) % type_.pattern.size()];
   }
 
@@ -162,8 +202,10 @@ class HfConfig {
     return (layer + 1) % r_.integer_or("no_rope_layer_interval", 1, kMostModelLayers, 4) != 0;
   }
 
+  bool has_experts() { return has_any({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"}); }
+
   bool has_experts_at(int layer) {
-    if (!has_any({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"})) return false;
+    if (!has_experts()) return false;
     if (r_.has("enable_moe_block") && !r_.boolean_or("enable_moe_block", false)) return false;
     if (r_.has("mlp_layer_types")) return word_of("mlp_layer_types", layer) != "dense";
     if (r_.has("moe_layer_freq") && r_.at("moe_layer_freq").json().is_array())
@@ -175,7 +217,14 @@ class HfConfig {
     if (r_.has("mlp_only_layers") && lists(r_.at("mlp_only_layers"), layer)) return false;
     if (r_.has("decoder_sparse_step")) return (layer + 1) % r_.integer("decoder_sparse_step", 1, kMostModelLayers) == 0;
     if (layer < r_.integer_or("moe_layer_start_index", 0, kMostModelLayers, 0)) return false;
-    return layer >= r_.integer_or("first_k_dense_replace", 0, kMostModelLayers, 0);
+    if (const std::int64_t last = r_.integer_or("moe_layer_end_index", -1, kMostModelLayers, -1);
+        last >= 0 && layer > last) {
+      return false;
+    }
+    if ((layer + 1) % r_.integer_or("moe_layer_interval", 1, kMostModelLayers, 1) != 0) return false;
+    if (r_.has("moe_layer_freq") && layer % r_.integer("moe_layer_freq", 1, kMostModelLayers) != 0) return false;
+    return layer >= r_.integer_or("first_k_dense_replace", 0, kMostModelLayers,
+                                  r_.integer_or("num_dense_layers", 0, kMostModelLayers, 0));
   }
 
   static bool enumerates(const std::string& text, int layer) {
@@ -202,6 +251,7 @@ class HfConfig {
       case 'K': return shared("K", [&] { return kimi_delta(); });
       case 'M': return shared("M", [&] { return mamba(); });
       case 'L': return shared("L", [&] { return lightning(); });
+      case 'S': return shared("S", [&] { return short_convolution(); });
       default:
         return shared(fmt::format("{}{}{}{}", kind, roped(layer), sparse_at(layer), shares_keys(layer)),
                       [&] { return attention(kind, layer); });
@@ -234,7 +284,8 @@ class HfConfig {
     const bool bias = r_.boolean_or("attention_bias", false) || r_.boolean_or("bias", false);
     out.qkv_bias = keyed && type_.name != "bloom" ? bias : type_.qkv_bias;
     // GLM and MiMo have biases of queries, keys and values only.
-    const bool projections_too = type_.name != "glm4_moe" && type_.name != "mimo" && type_.name != "seed_oss";
+    const bool projections_too =
+        type_.name != "glm4_moe" && !type_.name.starts_with("mimo") && type_.name != "seed_oss";
     out.projection_bias = keyed && projections_too ? bias : type_.projection_bias;
     out.rotary = roped(layer) || (type_.rope == Rope::windows && local);
     out.qk_norm = has_qk_norm() ? type_.qk_norm : QkNorm::none;
@@ -264,8 +315,8 @@ class HfConfig {
       r_.at("num_global_key_value_heads").fail("expected a divisor of the attention heads");
     }
     out.core.head_dim = size_or("global_head_dim", out.core.head_dim);
-    if (const std::string key = fmt::format("{:02}", layer);
-        r_.has("per_layer_config") && r_.at("per_layer_config").has(key)) {
+    for (const std::string& key : {fmt::format("{}", layer), fmt::format("{:02}", layer)}) {
+      if (!r_.has("per_layer_config") || !r_.at("per_layer_config").has(key)) continue;
       JsonReader of = r_.at("per_layer_config").at(key);
       out.core.head_dim = static_cast<int>(of.integer_or("head_dim", 1, kMostModelSize, out.core.head_dim));
       out.core.kv_heads = static_cast<int>(of.integer_or("num_key_value_heads", 1, kMostModelSize, out.core.kv_heads));
@@ -310,14 +361,25 @@ class HfConfig {
     latent.query_rank = r_.has("q_lora_rank") ? size("q_lora_rank") : 0;
     latent.key_value_rank = size("kv_lora_rank");
     latent.nope_head_dim = size("qk_nope_head_dim");
-    latent.rope_head_dim = size("qk_rope_head_dim");
+    latent.rope_head_dim = size_or("qk_rope_head_dim", 0);
     latent.value_head_dim = size("v_head_dim");
     return latent;
   }
 
+  // Others use the choice of an earlier layer (GLM-5.2).
+  bool has_own_index(int layer) {
+    if (r_.has("indexer_types")) return word_of("indexer_types", layer) != "shared";
+    if (r_.has("index_topk_pattern") && r_.at("index_topk_pattern").json().is_string()) {
+      const std::string pattern = r_.string("index_topk_pattern");
+      return layer >= std::ssize(pattern) || pattern[static_cast<std::size_t>(layer)] != 'S';
+    }
+    const std::int64_t before = r_.integer_or("index_skip_topk_offset", 0, kMostModelLayers, 2) - 1;
+    return std::max<std::int64_t>(layer - before, 0) % r_.integer_or("index_topk_freq", 1, kMostModelLayers, 1) == 0;
+  }
+
   BlockPtr latent(int layer) {
     const bool indexed = r_.has("index_topk");
-    const bool own = !r_.has("indexer_types") || word_of("indexer_types", layer) != "shared";
+    const bool own = has_own_index(layer);
     return shared(fmt::format("latent {} {}", indexed, own), [&] {
       LatentAttentionOptions out{.heads = heads_, .latent = latents()};
       out.rotary = !r_.boolean_or("mla_use_nope", false);
@@ -326,7 +388,8 @@ class HfConfig {
         out.indexer = Indexer{.heads = size("index_n_heads"),
                               .head_dim = size("index_head_dim"),
                               .top_k = size("index_topk"),
-                              .own = own};
+                              .own = own,
+                              .pool = std::max(1, size_or("index_kpool", 1))};
       }
       return std::make_shared<LatentAttentionBlock>(hidden_, out);
     });
@@ -381,6 +444,14 @@ class HfConfig {
                                                          .chunk = 256});
   }
 
+  BlockPtr short_convolution() {
+    return std::make_shared<Scan>(hidden_, Scan::Options{.rule = Scan::Rule::convolution,
+                                                         .heads = hidden_,
+                                                         .head_dim = 1,
+                                                         .groups = hidden_,
+                                                         .convolution = size("conv_L_cache")});
+  }
+
   BlockPtr mlp(int width) {
     return shared(fmt::format("mlp {}", width), [&] {
       return std::make_shared<Mlp>(
@@ -394,7 +465,7 @@ class HfConfig {
       if (r_.has(key)) return size(key);
     }
     if (r_.has("intermediate_size")) return size_of({"intermediate_size"});
-    return 4 * hidden_;
+    return type_.layer_norm && !type_.gated ? 4 * hidden_ : size("intermediate_size");
   }
 
   BlockPtr experts() {
@@ -496,10 +567,11 @@ class HfConfig {
     add(std::move(steps));
   }
 
-  // Falcon 40B and 180B have a norm for each of both.
+  // Falcon 40B and 180B have a norm for each of both, 11B has one.
   int parallel_norms() {
-    if (type_.name == "falcon" && r_.boolean_or("new_decoder_architecture", false)) return 2;
-    return type_.parallel_norms;
+    if (type_.name != "falcon") return type_.parallel_norms;
+    const bool new_decoder = r_.boolean_or("new_decoder_architecture", false);
+    return static_cast<int>(r_.integer_or("num_ln_in_parallel_attn", 1, 2, new_decoder ? 2 : 1));
   }
 
   // Each layer is one block: M, *, - or E.
@@ -596,8 +668,11 @@ std::string suggested_blocks(const JsonReader& reader) {
 
 Model model_from_hf_config(JsonReader reader) {
   const HfType& type = *find_hf_type(reader.string("model_type"));
-  if (!reader.has("text_config")) return HfConfig(reader, type).read();
-  JsonReader text = reader.at("text_config");
+  const bool inner = reader.has("text_config");
+  const JsonReader of = inner ? reader.at("text_config") : reader;
+  const Json config = with_hf_defaults(of.json(), type.name);
+  JsonReader text(config, of.source(), of.pointer());
+  if (!inner) return HfConfig(text, type).read();
   Model model = HfConfig(text, type).read();
   for (const auto& [key, what] : {std::pair("vision_config", "vision"), std::pair("audio_config", "audio")}) {
     if (!reader.has(key) || reader.at(key).json().is_null()) continue;

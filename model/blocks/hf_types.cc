@@ -37,8 +37,10 @@ constexpr HfType kHfTypes[] = {
      .norms = both,
      .tied = true,
      .router_bias = true,
-     .router_scale = true},
+     .router_scale = true,
+     .pattern = "WWWWWF"},
     {.name = "glm4_moe", .qkv_bias = true},
+    {.name = "glm5_next_text", .linear = 'K', .mean_of_streams = true, .clamp = 10, .pattern = "KKKF"},
     {.name = "glm_moe_dsa"},
     {.name = "gpt_neox",
      .qkv_bias = true,
@@ -60,6 +62,7 @@ constexpr HfType kHfTypes[] = {
     {.name = "hy_v3", .qk_norm = QkNorm::per_head},
     {.name = "kimi_k2"},
     {.name = "kimi_linear", .linear = 'K'},
+    {.name = "lfm2_moe", .qk_norm = QkNorm::per_head, .tied = true},
     {.name = "llama4_text"},
     {.name = "longcat_flash"},
     {.name = "mimo", .qkv_bias = true},
@@ -67,6 +70,8 @@ constexpr HfType kHfTypes[] = {
     {.name = "minimax", .linear = 'L', .pattern = "LLLLLLLF"},
     {.name = "minimax_m2", .qk_norm = QkNorm::all_heads},
     {.name = "minimax_m3", .qk_norm = QkNorm::per_head},
+    {.name = "mistral", .pattern = "W"},
+    {.name = "mixtral", .pattern = "W"},
     {.name = "nemotron_h", .gated = false},
     {.name = "olmo2", .qk_norm = QkNorm::all_heads, .norms = post},
     {.name = "olmo3", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "WWWF"},
@@ -89,12 +94,16 @@ constexpr HfType kHfTypes[] = {
      .head_bias = true,
      .parallel_norms = 1},
     {.name = "phimoe", .layer_norm = true},
+    {.name = "qwen2", .qkv_bias = true},
+    {.name = "qwen2_moe", .qkv_bias = true, .shared_gate = true},
+    {.name = "qwen3", .qk_norm = QkNorm::per_head},
     {.name = "qwen3_5_moe_text",
      .qk_norm = QkNorm::per_head,
      .gate = Gate::elementwise,
      .shared_gate = true,
      .pattern = "GGGF"},
     {.name = "qwen3_5_text", .qk_norm = QkNorm::per_head, .gate = Gate::elementwise, .pattern = "GGGF"},
+    {.name = "qwen3_moe", .qk_norm = QkNorm::per_head},
     {.name = "qwen3_next",
      .qk_norm = QkNorm::per_head,
      .gate = Gate::elementwise,
@@ -109,12 +118,24 @@ constexpr HfType kHfTypes[] = {
 
 // Types whose config has the language model's in "text_config", or another name for the same layers.
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"gemma3", "gemma3_text"},     {"gemma4", "gemma4_text"},
-    {"kimi_k3", "kimi_linear"},    {"llama4", "llama4_text"},
-    {"qwen3_5", "qwen3_5_text"},   {"qwen3_5_moe", "qwen3_5_moe_text"},
-    {"qwen3_vl", "qwen3_vl_text"}, {"qwen3_vl_moe", "qwen3_vl_moe_text"},
-    {"step3p7", "step3p5"},        {"minimax_text_01", "minimax"},
-    {"minimax_m1", "minimax"},     {"K-EXAONE", "exaone_moe"},
+    {"gemma3", "gemma3_text"},
+    {"gemma4", "gemma4_text"},
+    {"glm5_next", "glm5_next_text"},
+    {"kimi_k3", "kimi_linear"},
+    {"llama4", "llama4_text"},
+    {"qwen3_5", "qwen3_5_text"},
+    {"qwen3_5_moe", "qwen3_5_moe_text"},
+    {"qwen3_vl", "qwen3_vl_text"},
+    {"qwen3_vl_moe", "qwen3_vl_moe_text"},
+    {"step3p7", "step3p5"},
+    {"minimax_text_01", "minimax"},
+    {"minimax_m1", "minimax"},
+    {"K-EXAONE", "exaone_moe"},
+};
+
+constexpr std::pair<std::string_view, std::string_view> kNotModeled[] = {
+    {"qwen4_exp", "embeddings of n-grams and hyper-connections of low rank"},
+    {"qwen4_exp_text", "embeddings of n-grams and hyper-connections of low rank"},
 };
 
 std::string_view language_type(std::string_view type) {
@@ -130,6 +151,13 @@ const HfType* find_hf_type(std::string_view name) {
   const auto* const found = std::find_if(std::begin(kHfTypes), std::end(kHfTypes),
                                          [&](const HfType& type) { return type.name == language_type(name); });
   return found == std::end(kHfTypes) ? nullptr : found;
+}
+
+std::string_view not_modeled(std::string_view type) {
+  for (const auto& [name, what] : kNotModeled) {
+    if (name == type) return what;
+  }
+  return "";
 }
 
 std::vector<std::string> hf_type_names() {

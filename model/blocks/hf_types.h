@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/blocks/attention.h"
+#include "model/input/json_reader.h"
 
 namespace sluice::model {
 
@@ -32,6 +33,7 @@ struct HfType {
   char linear = 'G';              // what "linear_attention" is: see HfConfig::mixer_at
   int parallel_norms = 0;         // attention and MLP side by side after this number of norms
   std::string_view sinks = "";    // kinds of mixers that have them, as in `pattern`
+  bool mean_of_streams = false;   // at the end; otherwise a learned combination
   double clamp = 0;               // of gated experts, where the config has no swiglu_limit; 0: they have none
   std::string_view pattern = "";  // of mixers where the config lists none: F full, W window, G delta, repeated
 };
@@ -39,6 +41,10 @@ struct HfType {
 // The type that describes the language model of `model_type`, or null: also by the name of a model of several kinds of
 // data, or of another that has the same layers.
 const HfType* find_hf_type(std::string_view model_type);
+// The config with the values of keys that it leaves out and that transformers' class of this type has.
+Json with_hf_defaults(const Json& config, std::string_view type);
+// What a type that is known, but not modeled, has that no block describes; "" for others.
+std::string_view not_modeled(std::string_view model_type);
 // All such names, in the order of the table, those of other models last.
 std::vector<std::string> hf_type_names();
 

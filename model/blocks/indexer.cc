@@ -22,18 +22,18 @@ double pairs_of(double tokens, double context, int window = 0) {
 std::int64_t Indexer::matrix_elements(std::int64_t hidden, std::int64_t from) const {
   if (!own) return 0;
   // A compressor has keys and gates of this group and of the one before.
-  const std::int64_t keys = ratio > 1 ? std::int64_t{4} * head_dim : head_dim;
+  const std::int64_t keys = std::int64_t{ratio > 1 ? 4 : pool > 1 ? 2 : 1} * head_dim;
   return from * heads * head_dim + hidden * (keys + (weighted ? heads : 0));
 }
 
 std::int64_t Indexer::parameters(std::int64_t hidden, std::int64_t from) const {
   if (!own) return 0;
-  const std::int64_t small = ratio > 1 ? std::int64_t{2 * ratio + 1} * head_dim : std::int64_t{2} * head_dim;
+  const std::int64_t small = std::int64_t{ratio > 1 ? 2 * ratio + 1 : pool > 1 ? pool + 2 : 2} * head_dim;
   return matrix_elements(hidden, from) + small;
 }
 
 double Indexer::flops(double tokens, double context) const {
-  return own ? 2.0 * heads * head_dim * pairs_of(tokens, context) / ratio : 0;
+  return own ? 2.0 * heads * head_dim * pairs_of(tokens, context) / (ratio * pool) : 0;
 }
 
 double Indexer::chosen(double tokens, double context) const {

@@ -12,6 +12,7 @@ struct Indexer {
   int top_k = 0;         // scored keys per query; of blocks of tokens, all of theirs (MiniMax-M3)
   bool own = true;       // false: the indices of an earlier layer are used again (GLM-5.2)
   bool weighted = true;  // each head's scores have a weight per query, from the hidden state
+  int pool = 1;          // tokens per key, which are pooled with learned weights (GLM-5.3)
   int ratio = 1;         // tokens per key, which a compressor of its own computes from overlapping groups (DeepSeek-V4)
 
   // Elements of its weight matrices; its queries are projected from `from` elements per token.

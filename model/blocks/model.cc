@@ -156,11 +156,12 @@ std::vector<int> Model::kinds_of(int first, int count) const {
   return out;
 }
 
-int Model::alike(int layer) const {
-  return layer < period_start_ ? layer : period_start_ + (layer - period_start_) % period_;
+int Model::alike(int first, int count) const {
+  const auto begin = pattern().begin();
+  const auto same = std::search(begin, begin + first + count, begin + first, begin + first + count);
+  return static_cast<int>(same - begin);
 }
 
-// The shortest periods of all ends of a pattern are those of the beginnings of its reverse (Knuth, Morris, Pratt).
 void Model::set_layers(LayerList list) {
   list.experts_before.assign(1, 0);
   for (const std::uint8_t kind : list.pattern) {
@@ -171,21 +172,6 @@ void Model::set_layers(LayerList list) {
   if (layers < 1) throw InputError(fmt::format("{}: layers must be at least 1, got {}", name, layers));
   if (kinds().size() > kMostKinds) {
     throw InputError(fmt::format("{}: {} kinds of layers, at most {} are supported", name, kinds().size(), kMostKinds));
-  }
-  std::vector<int> border(pattern().size() + 1, 0);
-  period_start_ = layers - 1;
-  period_ = 1;
-  const auto reversed = [&](int i) { return pattern()[index_of(layers - 1 - i)]; };
-  for (int length = 2; length <= layers; ++length) {
-    int k = border[index_of(length - 1)];
-    while (k > 0 && reversed(k) != reversed(length - 1)) k = border[index_of(k)];
-    if (reversed(k) == reversed(length - 1)) ++k;
-    border[index_of(length)] = k;
-    const int period = length - k;
-    if (layers - length + period <= period_start_ + period_) {
-      period_start_ = layers - length;
-      period_ = period;
-    }
   }
   experts = {};
   tensor_units = 0;

@@ -80,9 +80,9 @@ struct Model {
   int expert_layers(int first, int count) const;
   // Number of layers of each kind among `count` from `first` on, in the order of `kinds`. O(count).
   std::vector<int> kinds_of(int first, int count) const;
-  // The first of the layers that are followed by the same kinds as `layer` as far as the shortest pattern repeats: so
-  // that equal stages are equal.
-  int alike(int layer) const;
+  // The first layer from which on `count` layers have the same kinds as those from `first` on: so that equal stages are
+  // equal.
+  int alike(int first, int count) const;
 
   // Sets the layers, and `experts` from them. Throws InputError "NAME: ..." if there are none, more than kMostKinds
   // kinds or 10^14 parameters.
@@ -92,8 +92,6 @@ struct Model {
 
  private:
   std::shared_ptr<const LayerList> list_;  // copies of a model share it
-  int period_start_ = 0;                   // from this layer on the pattern repeats
-  int period_ = 1;
 };
 
 inline constexpr std::size_t kMostKinds = 16;

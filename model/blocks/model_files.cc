@@ -130,15 +130,34 @@ std::string without_python_constants(std::string_view text) {
   return out;
 }
 
+// Whether a config of a type that is usually a transformer has windows, or dense layers after those with experts.
+bool has_mixed_layers(JsonReader reader, const std::string& type) {
+  if (reader.boolean_or("use_sliding_window", type.starts_with("mi") && reader.has("sliding_window"))) return true;
+  constexpr std::int64_t kMost = std::int64_t{1} << 32;
+  if (reader.integer_or("decoder_sparse_step", 1, kMost, 1) > 1) return true;
+  if (!reader.has("mlp_only_layers")) return false;
+  int dense = 0;
+  for (const JsonReader& layer : reader.at("mlp_only_layers").elements()) {
+    if (layer.integer(0, kMost) != dense++) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Model model_from_json(JsonReader reader) {
   if (reader.has("kinds")) return model_of_layers(reader);
   if (!reader.has("model_type")) return transformer_from_json(reader);
   const std::string type = reader.string("model_type");
-  if (find_hf_type(type) != nullptr) return model_from_hf_config(reader);
   std::vector<std::string> types = transformer_types();
-  if (std::find(types.begin(), types.end(), type) != types.end()) return transformer_from_hf(reader);
+  const bool transformer = std::find(types.begin(), types.end(), type) != types.end();
+  if (transformer && !(find_hf_type(type) != nullptr && has_mixed_layers(reader, type))) {
+    return transformer_from_hf(reader);
+  }
+  if (find_hf_type(type) != nullptr) return model_from_hf_config(reader);
+  if (const std::string_view what = not_modeled(type); !what.empty()) {
+    reader.at("model_type").fail(fmt::format("its {} are not modeled", what));
+  }
   // A model of several kinds of data whose language model has a type of its own.
   for (const char* key : {"text_config", "llm_config"}) {
     if (!reader.has(key) || !reader.at(key).has("model_type")) continue;
@@ -153,6 +172,7 @@ Model model_from_json(JsonReader reader) {
   const std::vector<std::string> others = hf_type_names();
   types.insert(types.end(), others.begin(), others.end());
   std::sort(types.begin(), types.end());
+  types.erase(std::unique(types.begin(), types.end()), types.end());
   const std::string suggested = suggested_blocks(reader);
   reader.at("model_type")
       .fail(fmt::format("expected one of {}{}{}", fmt::join(types, ", "), suggested.empty() ? "" : "; ", suggested),

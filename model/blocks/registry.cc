@@ -136,6 +136,15 @@ BlockPtr read_experts(JsonReader& reader, int hidden, bool dropout) {
   return std::make_shared<ExpertsBlock>(hidden, out);
 }
 
+BlockPtr read_convolution(JsonReader& reader, int hidden, bool dropout) {
+  return std::make_shared<Scan>(hidden, Scan::Options{.rule = Scan::Rule::convolution,
+                                                      .heads = hidden,
+                                                      .head_dim = 1,
+                                                      .groups = hidden,
+                                                      .convolution = size_or(reader, "convolution", 3, 1),
+                                                      .dropout = dropout});
+}
+
 template <Scan::Rule rule>
 BlockPtr read_scan(JsonReader& reader, int hidden, bool dropout) {
   const bool decays = rule == Scan::Rule::mamba2 || rule == Scan::Rule::lightning;
@@ -162,6 +171,7 @@ constexpr BlockType kBlockTypes[] = {
     {"lightning_attention", "a scan with a fixed decay per head", read_scan<Scan::Rule::lightning>},
     {"gated_delta_net", "a scan by the delta rule", read_scan<Scan::Rule::gated_delta>},
     {"kimi_delta_attention", "the same with a decay per channel", read_scan<Scan::Rule::kimi_delta>},
+    {"short_convolution", "a convolution of a few tokens between two gates", read_convolution},
     {"traced", "the ops of a PyTorch module (sluice.torch.model)", Traced::read},
 };
 

@@ -31,8 +31,8 @@ constexpr int kConvolutionsInBackward = 3;
 }  // namespace
 
 std::string_view Scan::kind() const {
-  static constexpr std::array<std::string_view, 4> kNames = {"mamba2", "lightning_attention", "gated_delta_net",
-                                                             "kimi_delta_attention"};
+  static constexpr std::array<std::string_view, 5> kNames = {"mamba2", "lightning_attention", "gated_delta_net",
+                                                             "kimi_delta_attention", "short_convolution"};
   return kNames[static_cast<std::size_t>(options_.rule)];
 }
 
@@ -42,6 +42,7 @@ std::int64_t Scan::convolved() const {
     case Rule::lightning: return 0;
     case Rule::gated_delta:
     case Rule::kimi_delta: return inner() + 2 * keys();
+    case Rule::convolution: return inner();
   }
   return 0;
 }
@@ -49,7 +50,8 @@ std::int64_t Scan::convolved() const {
 std::int64_t Scan::scalars() const {
   switch (options_.rule) {
     case Rule::mamba2: return options_.heads;
-    case Rule::lightning: return 0;
+    case Rule::lightning:
+    case Rule::convolution: return 0;
     case Rule::gated_delta: return std::int64_t{2} * options_.heads;
     case Rule::kimi_delta: return options_.heads;
   }
@@ -61,8 +63,10 @@ std::int64_t Scan::low_rank() const {
   return std::int64_t{options_.full_gate ? 1 : 2} * options_.head_dim;
 }
 
-// Queries, keys and values, the gate of the output, and the scalars; Kimi's gates come from low_rank.
+// Queries, keys and values, the gate of the output, and the scalars; Kimi's gates come from low_rank. Of a convolution
+// its input and two gates.
 std::int64_t Scan::projected() const {
+  if (!scans()) return 3 * inner();
   const std::int64_t gate = options_.rule == Rule::kimi_delta && !options_.full_gate ? 0 : inner();
   return inner() + 2 * keys() + gate + scalars();
 }
@@ -86,6 +90,7 @@ BlockParameters Scan::parameters(const Shards& shards) const {
     case Rule::lightning: out.all += inner_here; break;
     case Rule::gated_delta: out.all += 2 * heads + options_.head_dim; break;
     case Rule::kimi_delta: out.all += heads + inner_here + options_.head_dim; break;
+    case Rule::convolution: break;
   }
   return out;
 }
@@ -143,8 +148,9 @@ void Scan::add_forward(const BlockCall& call, Kernels& out) const {
   }
   add_exchange("heads of scan", call, s.rows * in, out);
   if (z > 0) out.push_back(convolution("convolution", 1, 2, s.rows * z));
-  out.push_back(rated_by_multiprocessor("scan", flops, rate(), 2 * s.rows * (in + x)));
-  out.push_back(memory("gated norm", 6 * s.rows * x));
+  out.push_back(scans() ? rated_by_multiprocessor("scan", flops, rate(), 2 * s.rows * (in + x))
+                        : memory("gate of the input", 6 * s.rows * x));
+  out.push_back(memory(scans() ? "gated norm" : "gate of the output", 6 * s.rows * x));
   add_exchange("tokens of scan", call, s.rows * x, out);
   add_linear(out, training, "scan out", s.rows, x, s.hidden);
   add_tensor_collectives(out, training, s, "all-reduce 1", {.m = s.rows, .n = in, .k = s.hidden},
@@ -162,8 +168,9 @@ void Scan::add_input_gradient(const BlockCall& call, Kernels& out) const {
   const double flops = kBackward * s.rows * flops_per_token() / tp;
   add_linear_gradient(out, training, "d scan out", s.rows, s.hidden, x);
   add_exchange("tokens of d scan", call, s.rows * x, out);
-  out.push_back(memory("d gated norm", 10 * s.rows * x, 2));
-  out.push_back(rated_by_multiprocessor("d scan", flops, rate(), 4 * s.rows * (in + x)));
+  out.push_back(memory(scans() ? "d gated norm" : "d gate of the output", 10 * s.rows * x, 2));
+  out.push_back(scans() ? rated_by_multiprocessor("d scan", flops, rate(), 4 * s.rows * (in + x))
+                        : memory("d gate of the input", 10 * s.rows * x, 2));
   if (z > 0) out.push_back(convolution("d convolution", kConvolutionsInBackward, 3, s.rows * z));
   add_exchange("heads of d scan", call, s.rows * in, out);
   if (low > 0) {

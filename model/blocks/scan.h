@@ -16,6 +16,7 @@ class Scan : public Block {
     lightning,    // a fixed decay per head, without a convolution (MiniMax-01, arXiv:2501.08313)
     gated_delta,  // also takes out what the state has for a key (Gated DeltaNet, arXiv:2412.06464)
     kimi_delta,   // the same with a decay per channel (Kimi Linear, arXiv:2510.26692)
+    convolution,  // no state: a convolution of a few tokens between two gates, with a head per element (LFM2)
   };
 
   struct Options {
@@ -58,6 +59,7 @@ class Scan : public Block {
   std::int64_t low_rank() const;   // of the inputs of gates of low rank, which it does not split
   std::int64_t matrix_elements(int tp) const;
   double flops_per_token() const;
+  bool scans() const { return options_.rule != Rule::convolution; }
   double rate() const;  // of a multiprocessor in its scan, FLOP/s
   KernelCall convolution(std::string_view name, int times, int tensors, double elements) const;
   bool delta() const { return options_.rule == Rule::gated_delta || options_.rule == Rule::kimi_delta; }

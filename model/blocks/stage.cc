@@ -190,7 +190,7 @@ BlockParameters of_layers(const Model& model, int tp, const StageContents& conte
 
 StageContents layers_from(const Model& model, int first, int layers) {
   StageContents out{.layers = layers, .expert_layers = model.expert_layers(first, layers)};
-  if (!model.flat && layers > 0) out.first = model.alike(first);
+  if (!model.flat && layers > 0) out.first = model.alike(first, layers);
   return out;
 }
 

@@ -128,6 +128,13 @@ TransformerFootprint::TransformerFootprint(Model model, Training training, std::
                                            std::int64_t workspace)
     : model_(std::move(model)), training_(std::move(training)), stages_(std::move(stages)), workspace_(workspace) {
   check_training(model_, training_);
+  for (int stage = 0; stage < static_cast<int>(stages_.size()); ++stage) {
+    // After multi-token prediction, stages send more.
+    int before = stage - 1;
+    while (before >= 0 && stages_[before].mtp_layers == 0 && stages_[before] != stages_[stage]) --before;
+    const bool found = before >= 0 && stages_[before].mtp_layers == 0;
+    alike_.push_back(found ? alike_[before] : stage);
+  }
 }
 
 StageBytes TransformerFootprint::stage(int stage) const {

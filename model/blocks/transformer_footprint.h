@@ -37,6 +37,7 @@ class TransformerFootprint : public Footprint {
   TransformerFootprint(Model model, Training training, std::vector<StageContents> stages, std::int64_t workspace = 0);
 
   StageBytes stage(int stage) const override;
+  int alike(int stage) const override { return alike_[static_cast<std::size_t>(stage)]; }
   std::string stage_formula(std::int64_t StageBytes::*field) const override;
   // The context of a slice is that of `shape`. Lengths are tokens. Throws InputError if the bytes exceed 64 bits.
   SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override;
@@ -77,6 +78,7 @@ class TransformerFootprint : public Footprint {
   Model model_;
   Training training_;
   std::vector<StageContents> stages_;
+  std::vector<int> alike_;
   std::int64_t workspace_;
 };
 

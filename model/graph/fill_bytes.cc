@@ -47,11 +47,13 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
   double all = 0;  // upper bound for every rank
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
     StageBytes& held = data.stage_bytes[stage];
-    held = footprint->stage(stage);
+    const int like = footprint->alike(stage);
+    const std::size_t back = to_size(stage - like) * to_size(data.slices_per_stage);
+    held = back > 0 ? data.stage_bytes[like] : footprint->stage(stage);
     all += most_bytes(held, schedule.num_ranks());
     for (const MicrobatchShape& shape : schedule.shapes()) {
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
-        data.slice_bytes[at] = footprint->slice(stage, shape, slice);
+        data.slice_bytes[at] = back > 0 ? data.slice_bytes[at - back] : footprint->slice(stage, shape, slice);
         all += most_bytes(data.slice_bytes[at++]) * schedule.total_microbatches();
       }
     }

@@ -54,6 +54,8 @@ class Footprint {
  public:
   virtual ~Footprint() = default;
   virtual StageBytes stage(int stage) const = 0;
+  // The first stage, up to this one, with the same bytes, if that is known.
+  virtual int alike(int stage) const { return stage; }
   // The formula of one of its fields, for people; "" where there is none.
   virtual std::string stage_formula(std::int64_t StageBytes::* /*field*/) const { return ""; }
   virtual SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const = 0;

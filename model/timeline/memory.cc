@@ -566,9 +566,14 @@ std::vector<std::int64_t> LeastPeaks::bytes(const Footprint* footprint) const {
 std::int64_t standing_bytes(const OpGraph& graph, int rank) { return total(standing_by_class(graph, rank)); }
 
 std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint) {
+  std::vector<StageBytes> of_stages;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    const int like = footprint.alike(stage);
+    of_stages.push_back(like < stage ? of_stages[like] : footprint.stage(stage));
+  }
   std::vector<std::int64_t> out;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    out.push_back(total(standing_on(schedule, rank, [&](int stage) { return footprint.stage(stage); })));
+    out.push_back(total(standing_on(schedule, rank, [&](int stage) { return of_stages[stage]; })));
   }
   return out;
 }

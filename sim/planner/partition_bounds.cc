@@ -94,7 +94,7 @@ std::vector<StageContents> PartitionBounds::contents_with(const Model& model, in
   if (model.flat) return {{.layers = layers, .expert_layers = model.has_experts() ? layers - dense : 0}};
   std::vector<StageContents> out;
   for (int first = 0; first + layers <= layers_; ++first) {
-    if (layers == 0 ? first > 0 : model.alike(first) != first) continue;
+    if (model.alike(first, layers) != first) continue;
     out.push_back(layers_from(model, first, layers));
   }
   return out;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -109,7 +110,61 @@ TEST(Models, HaveTheParametersOfTransformers) {
     types.insert(type);
     EXPECT_EQ(parameters(parse_model(row.at("config").dump(), type)), row.at("parameters").get<std::int64_t>());
   }
-  EXPECT_EQ(types.size(), 42U);
+  EXPECT_EQ(types.size(), 45U);
+}
+
+// Keys that transformers' class has a value for may be missing: Gemma 3's published configs have neither heads nor
+// words.
+TEST(Models, MissingKeysHaveTheValuesOfTransformers) {
+  const auto parameters_of = [](const std::string& keys) {
+    return parameters(parse_model(
+        R"({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34)" +
+            keys + "}",
+        "m.json"));
+  };
+  EXPECT_EQ(parameters_of(""), parameters(named("gemma-3-4b")));
+  EXPECT_EQ(parameters_of(R"(, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4)"),
+            parameters_of(""));
+  EXPECT_NE(parameters_of(R"(, "head_dim": 128)"), parameters_of(""));
+}
+
+// A window of a type that otherwise is a transformer makes it a list of layers; what is not modeled is refused by name.
+TEST(Models, KeysThatMatterAreReadOrRefused) {
+  const std::string sizes =
+      R"("num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 128, "vocab_size": 256)";
+  const auto read = [&](const std::string& keys) { return parse_model("{" + sizes + ", " + keys + "}", "m.json"); };
+  EXPECT_TRUE(read(R"("model_type": "mistral", "sliding_window": null)").flat != nullptr);
+  const Model windows = read(R"("model_type": "mistral", "sliding_window": 16)");
+  ASSERT_TRUE(windows.flat == nullptr);
+  EXPECT_LT(layer_slice_flops(windows, 1024, 0).attention,
+            layer_slice_flops(read(R"("model_type": "mistral", "sliding_window": null)"), 1024, 0).attention / 10);
+  const Model last =
+      read(R"("model_type": "qwen2", "use_sliding_window": true, "max_window_layers": 3, "sliding_window": 16)");
+  EXPECT_EQ(last.kinds_of(0, 4), (std::vector<int>{3, 1}));
+  const auto error_of = [&](const std::string& keys) -> std::string {
+    try {
+      read(keys);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_THAT(error_of(R"("model_type": "qwen2", "use_sliding_window": true)"),
+              testing::HasSubstr("/sliding_window: required key is missing"));
+  EXPECT_THAT(error_of(R"("model_type": "qwen4_exp")"),
+              testing::HasSubstr("/model_type: its embeddings of n-grams and hyper-connections of low rank are not"));
+  EXPECT_THAT(error_of(R"("model_type": "nemotron_h", "use_bias": true)"),
+              testing::HasSubstr("/use_bias: expected false: others are not modeled, got true"));
+  EXPECT_THAT(error_of(R"("model_type": "opt", "max_position_embeddings": 64, "word_embed_proj_dim": 32)"),
+              testing::HasSubstr("/word_embed_proj_dim: expected the hidden size, 64"));  // OPT-350M
+  EXPECT_THAT(error_of(R"("model_type": "falcon", "parallel_attn": false)"),
+              testing::HasSubstr("/parallel_attn: expected true"));
+  // Falcon 11B has one norm of 2 x 64 less per layer than 40B, here of four.
+  const std::string falcon = R"("model_type": "falcon", "new_decoder_architecture": true, "num_kv_heads": 2)";
+  EXPECT_EQ(parameters(read(falcon)) - parameters(read(falcon + R"(, "num_ln_in_parallel_attn": 1)")), 4 * 2 * 64);
+  EXPECT_THAT(error_of(R"("model_type": "falcon_h1", "mamba_conv_bias": false)"),
+              testing::HasSubstr("/mamba_conv_bias: expected true"));
 }
 
 // Of a config.json with an unknown type the error says what could describe it.
@@ -266,6 +321,41 @@ TEST(Models, StagesOfAPatternAreAlike) {
   EXPECT_EQ(others[1], others[2]);
   EXPECT_FALSE(others[1] == stages[1]);
   EXPECT_EQ(layers_by_kind(model, others[1]).size(), layers_by_kind(model, stages[1]).size());
+}
+
+// 42 stages of two of nemotron-3-super's 88 layers, whose order has no period, between others of one and three: equal
+// sequences of kinds are equal stages wherever they begin, so that a search prices each of them once.
+TEST(Models, StagesOfAnIrregularPatternAreAlike) {
+  const Model model = named("nemotron-3-super");
+  std::vector<int> layers(42, 2);
+  layers.insert(layers.begin(), {1});
+  layers.insert(layers.end(), {3});
+  const std::vector<StageContents> stages = split_layers(model, 44, layers, 0, 0);
+  const TransformerFootprint footprint(model, {.pp = 44, .sequence_length = 1024}, stages);
+  const MicrobatchShape whole{.sequences = 1, .slice_lengths = {1024}};
+  std::map<std::vector<std::uint8_t>, int> first_of;
+  for (int stage = 1; stage < 43; ++stage) {
+    SCOPED_TRACE(stage);
+    const auto begin = model.pattern().begin() + 2 * stage - 1;
+    const int first = first_of.try_emplace({begin, begin + 2}, stage).first->second;
+    EXPECT_EQ(stages[static_cast<std::size_t>(stage)], stages[static_cast<std::size_t>(first)]);
+    EXPECT_EQ(footprint.alike(stage), first);
+    EXPECT_EQ(footprint.slice(stage, whole, 0).activations_to_input_gradient,
+              footprint.slice(first, whole, 0).activations_to_input_gradient);
+  }
+  EXPECT_EQ(footprint.alike(43), 43);  // with the head
+}
+
+// After the stage with multi-token prediction, an empty stage passes on more than one before it would.
+TEST(Models, StagesAfterMultiTokenPredictionAreNotAlike) {
+  Model model = named("deepseek-v3");
+  const std::vector<int> layers = {61, 0, 0, 0, 0};
+  const std::vector<StageContents> stages = split_layers(model, 5, layers, 0, 0, 2);
+  const TransformerFootprint footprint(model, {.pp = 5, .sequence_length = 4096}, stages);
+  EXPECT_EQ(stages[1], stages[3]);
+  EXPECT_EQ(footprint.alike(3), 3);
+  const MicrobatchShape whole{.sequences = 1, .slice_lengths = {4096}};
+  EXPECT_GT(footprint.slice(3, whole, 0).transfer_forward, footprint.slice(1, whole, 0).transfer_forward);
 }
 
 TEST(Models, WindowsLimitThePairsOfAttention) {

@@ -11,12 +11,12 @@ import json
 import math
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 TYPES = """
     arcee bloom deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5_moe exaone_moe falcon falcon_h1 gemma2 gemma3 gemma4
-    glm4_moe glm_moe_dsa gpt2 gpt_neox granitemoehybrid hy_v3 kimi_linear llama llama4 minimax minimax_m2 mistral
+    glm4_moe glm5_next glm_moe_dsa gpt2 gpt_neox granitemoehybrid hy_v3 kimi_linear lfm2_moe llama llama4 mimo_v2_flash minimax minimax_m2 mistral
     mixtral nemotron_h olmo2 olmo3 olmo_hybrid olmoe opt phi phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_moe
     qwen3_next seed_oss smollm3
 """.split()
@@ -28,10 +28,19 @@ VARIANTS = {
         {"num_kv_shared_layers": 10, "use_double_wide_mlp": True},
         {"attention_k_eq_v": True, "hidden_size_per_layer_input": 0},
         {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 704},
+        {"num_hidden_layers": 8},
     ],
     "glm4_moe": [{"use_qk_norm": True, "first_k_dense_replace": 2}],
     "llama4": [{"interleave_moe_layer_step": 2}],
-    "qwen3_next": [{"num_hidden_layers": 7, "mlp_only_layers": [1]}],
+    "lfm2_moe": [
+        {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
+        {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    ],
+    "mimo_v2_flash": [{"num_hidden_layers": 8, "attention_bias": True}],
+    "phimoe": [{"lm_head_bias": True}],
+    "qwen2_moe": [{"decoder_sparse_step": 2}, {"num_hidden_layers": 6, "mlp_only_layers": [3]}],
+    "qwen3_moe": [{"decoder_sparse_step": 2}],
+    "qwen3_next": [{"num_hidden_layers": 7, "mlp_only_layers": [1]}, {"attention_bias": True}],
 }
 IGNORED = set(
     """_name_or_path architectures attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id hidden_act
@@ -50,10 +59,14 @@ def plain(value):
     return value
 
 
-def parameters(config):
+def parameters(whole, config):
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
-    shared = {id(p): p.numel() for name, p in module.named_parameters() if "mtp" not in name}
+        if config.model_type == "glm5_next_text":  # has no class of its own
+            module = AutoModelForImageTextToText.from_config(whole)
+        else:
+            module = AutoModelForCausalLM.from_config(config)
+    of_text = lambda name: "mtp" not in name and "visual" not in name
+    shared = {id(p): p.numel() for name, p in module.named_parameters() if of_text(name)}
     return sum(shared.values())
 
 
@@ -69,7 +82,9 @@ def main():
             whole = plain(config.to_dict())
             whole.pop("vision_config", None)
             whole.pop("audio_config", None)
-            print(json.dumps({"config": whole, "parameters": parameters(text)}, default=str))
+            if text.model_type == "lfm2_moe" and not text.layer_types:
+                continue  # transformers builds no model without the list
+            print(json.dumps({"config": whole, "parameters": parameters(config, text)}, default=str))
 
 
 if __name__ == "__main__":
