@@ -58,8 +58,9 @@ std::size_t FailureTimes::take() {
   std::size_t cause = 0;
   if (next_s_ == exponential_s_) {
     const double at = random_.uniform() * rate_;
-    const auto found = std::find_if(sums_.begin(), sums_.end() - 1, [&](const auto& sum) { return at <= sum.first; });
-    cause = found->second;
+    std::size_t index = 0;  // counted without branches, which cannot be predicted
+    for (std::size_t i = 0; i + 1 < sums_.size(); ++i) index += at > sums_[i].first ? 1 : 0;
+    cause = sums_[index].second;
     draw_exponential();
   } else {
     const auto first =

@@ -80,6 +80,22 @@ TEST(GoodputCommand, SimulatesIterationsWithAndWithoutReplicas) {
   EXPECT_GT(use(results, "degraded"), 0.1);
 }
 
+// Only what is lost is missing: of 8 replicas with two pipeline ranks each, one node of 8 GPUs has two ranks.
+TEST(GoodputCommand, ReroutesOrReplansWhatIsLost) {
+  const auto run = [](const std::string& policy) {
+    return goodput(kScenario + "--mtbf 4h --repair 10h --spares 0 --days 2 --trials 200 --quick --policy " + policy);
+  };
+  const json dropped = run("drop");
+  const json rerouted = run("reroute");
+  EXPECT_GT(use(rerouted, "degraded"), 0.02);
+  EXPECT_LT(use(rerouted, "degraded"), use(dropped, "degraded"));
+  EXPECT_GT(mean(rerouted), mean(dropped));
+  const json shrunk = run("shrink");
+  const json replanned = run("replan");
+  EXPECT_GT(use(replanned, "degraded"), 0.01);
+  EXPECT_GE(mean(replanned), mean(shrunk) - 0.01);
+}
+
 // A slow rank costs what the simulation of the pipeline says: less than its own slowdown.
 TEST(GoodputCommand, PricesStragglersByTheGraph) {
   const TemporaryFolder folder;
@@ -130,6 +146,9 @@ TEST(GoodputCommand, RejectsWrongInput) {
   EXPECT_THAT(error("--gpus 8 --mtbf soon"), HasSubstr("--mtbf: expected a time"));
   EXPECT_THAT(error("--gpus 8 --failures llama3-405"), HasSubstr("did you mean 'llama3-405b'?"));
   EXPECT_THAT(error("--gpus 8 --policy shrink"), HasSubstr("needs --dp of at least 2"));
+  EXPECT_THAT(error("--gpus 8 --dp 4 --policy reroute"), HasSubstr("needs a scenario"));
+  EXPECT_THAT(error("--uniform f=1,b=1,w=1 --pp 2 --dp 4 --microbatches 4 --policy replan"),
+              HasSubstr("needs a model, a cluster and a sequence length"));
   EXPECT_THAT(error("--gpus 8 --tokens 5e9"), HasSubstr("--tokens needs a scenario"));
   EXPECT_THAT(error("--gpus 8 --mtbf 1ms --days 50"), HasSubstr("failures in a run are more than"));
   EXPECT_THAT(error("--gpus 8 --mtbf 1h --mtbf-clock wall --downtime 2h"), HasSubstr("leave no time"));

@@ -47,11 +47,14 @@ void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
     command.add_option(flag, into, help)->group(group)->type_name("TIME");
   };
   command
-      .add_option("--policy", request.policy,
-                  "After a failure: restart from a checkpoint on spare or repaired nodes; migrate the state to a spare "
-                  "node and repeat the iteration; shrink, as restart, but with fewer replicas while no spare is free; "
-                  "drop the replica, repeat the iteration and let it rejoin later (default: restart)")
-      ->check(CLI::IsMember({"restart", "migrate", "shrink", "drop"}))
+      .add_option(
+          "--policy", request.policy,
+          "After a failure: restart from a checkpoint on spare or repaired nodes; migrate the state to a spare "
+          "node and repeat the iteration; shrink, as restart, but with fewer replicas while no spare is free; "
+          "drop the replica, repeat the iteration and let it rejoin later; reroute, as drop, but only the "
+          "lost pipeline rank is missing, whose microbatches other replicas compute; replan, as shrink, but with "
+          "the best parallel sizes for the nodes that are left (default: restart)")
+      ->check(CLI::IsMember(std::vector<std::string>(kRecoveryPolicies.begin(), kRecoveryPolicies.end())))
       ->group(group);
   command
       .add_option_function<std::string>(
@@ -88,7 +91,7 @@ void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
   time("--repair", request.repair, "Time to repair a node (default exp:2h)");
   time("--init", request.init, "Time to start processes and communicators (default: 5 min, and 3 ms per GPU)");
   time("--load", request.load, "Time to load a checkpoint (default: from its size and --read-rate)");
-  time("--reconfigure", request.reconfigure, "Time to change the ranks with migrate and drop (default 180s)");
+  time("--reconfigure", request.reconfigure, "Time to change the ranks with migrate, drop and reroute (default 180s)");
   time("--start", request.start, "Time to start the run (default: --init)");
   time("--recovery", request.recovery,
        "Time to start and load after a failure, in place of all phases; another failure starts it again (default: "
