@@ -187,6 +187,41 @@ TEST(GoodputCommand, DrawsTheMedianRun) {
   EXPECT_EQ(run_sluice(words("goodput --gpus 64 --svg " + folder.path("run.pdf"))).exit_code, 2);
 }
 
+// Each row of a sweep is the run with its flags; a combination that cannot run is an error in its row.
+TEST(GoodputCommand, SweepsFlagsAndKeys) {
+  const TemporaryFolder folder;
+  const std::string flags = "--mtbf 5h --days 10 --trials 40 --quick ";
+  const json sweep = goodput("--gpus 64 " + flags + "--sweep gpus=64,128 --sweep policy=restart,drop --csv " +
+                             folder.path("sweep.csv"));
+  ASSERT_EQ(sweep["runs"].size(), 4U);
+  const json alone = goodput("--gpus 128 " + flags);
+  EXPECT_EQ(sweep["runs"][2]["values"], json({{"gpus", "128"}, {"policy", "restart"}}));
+  EXPECT_EQ(sweep["runs"][2]["goodput"], alone["goodput"]);
+  EXPECT_EQ(sweep["runs"][2]["uses"], alone["uses"]);
+  EXPECT_THAT(std::string(sweep["runs"][1]["error"]), HasSubstr("needs --dp of at least 2"));
+  EXPECT_THAT(read_file(folder.path("sweep.csv")),
+              HasSubstr(fmt::format("\n128,restart,128,1,{}", alone["goodput"]["mean"].get<double>())));
+  EXPECT_THAT(run_sluice(words("goodput --gpus 64 " + flags + "--sweep gpus=64,128")).out,
+              HasSubstr(fmt::format("{:.2f} %", 100 * mean(alone))));
+  EXPECT_THAT(error("--gpus 8 --sweep dp=1 --policy drop"), HasSubstr("no combination can be simulated"));
+  EXPECT_THAT(error("--gpus 8 --sweep spare=1"), HasSubstr("spare"));
+}
+
+// 6.5 failures per 1,000 nodes and day on 2,000 nodes of 8 GPUs are 13 a day.
+TEST(GoodputCommand, TakesRatesAndStragglersFromFlags) {
+  const json run =
+      goodput("--gpus 16000 --node-failures 6.5 --start 0 --straggler 8h:1.25:2h --days 30 --trials 100 --quick");
+  double failures = 0;
+  for (const json& cause : run["causes"]) {
+    if (cause["kind"] == "crash") failures += 86400 / cause["mtbf_s"].get<double>();
+  }
+  EXPECT_NEAR(failures, 13, 1e-9);
+  // Slow for a quarter of the time, in which a fifth of it is lost; stragglers overlap: 1 - exp(-2 / 8) = 0.22.
+  EXPECT_NEAR(use(run, "stragglers"), 0.2 * 0.22, 0.006);
+  EXPECT_THAT(error("--gpus 8 --straggler 5h:0.9:1h"), HasSubstr("a slowdown above 1"));
+  EXPECT_THAT(error("--gpus 8 --straggler 5h"), HasSubstr("BETWEEN:SLOWDOWN:DURATION"));
+}
+
 // Published runs, from stated inputs; docs/goodput.md names what is assumed.
 struct PublishedRun {
   const char* name;

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "model/errors.h"
 #include "sim/goodput/failures.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -21,6 +24,21 @@ void add_failure_flags(CLI::App& command, GoodputRequest& request) {
       .add_option("--mtbf", request.mtbf,
                   "Mean time between failures of the job, with its unit, such as 3.1h, or a distribution "
                   "(uniform:45min:75min), in place of --failures (default: from --failures)")
+      ->group(group);
+  command
+      .add_option("--node-failures", request.node_failures,
+                  "Failures per 1,000 nodes and day, in place of --failures, above 0 (default: from --failures)")
+      ->check(number_from(1e-6, 1e6))
+      ->excludes("--mtbf")
+      ->group(group);
+  command
+      .add_option(
+          "--straggler", request.stragglers,
+          "A slow rank, besides failures: time between two in the job, slowdown and duration, such as "
+          "12h:1.34:72min; repeatable. With a scenario the iteration is simulated with a rank that is slower by "
+          "this factor, otherwise the factor is the iteration's (default: none)")
+      ->expected(1)
+      ->take_all()
       ->group(group);
   command
       .add_option_function<std::string>(
@@ -193,6 +211,17 @@ void add_goodput_flags(CLI::App& command, GoodputRequest& request) {
   command.add_flag_callback(
       "--quick", [&request] { request.sensitivity = false; },
       "Neither search the best interval, unless it is used, nor halve causes (default: off)");
+}
+
+void read_goodput_flags(GoodputRequest& request, std::vector<std::string> words) {
+  CLI::App app;
+  add_goodput_flags(app, request);
+  try {
+    std::reverse(words.begin(), words.end());
+    app.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    throw InputError(std::string("goodput: ") + error.what());
+  }
 }
 
 }  // namespace sluice::tools

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -192,7 +193,7 @@ class SettingBuilder {
     if (!request_.failure_log.empty()) {
       if (request_.log_gpu_hours <= 0) fail("--failure-log needs --log-gpu-hours");
       model = fit_failures(request_.failure_log, request_.log_gpu_hours);
-    } else if (request_.mtbf.empty()) {
+    } else if (request_.mtbf.empty() && request_.node_failures <= 0) {
       model = load_failures(request_.failures);
     }
     failure_.gpus = setting_.gpus;
@@ -204,19 +205,37 @@ class SettingBuilder {
     }
     setting_.run.causes = causes_of(model, failure_);
     setting_.failures = model.name;
-    if (!request_.mtbf.empty()) set_job_mtbf();
+    if (!request_.mtbf.empty() || request_.node_failures > 0) set_job_mtbf();
     if (request_.wall_clock) convert_wall_clock();
     for (FailureCause& cause : setting_.run.causes) {
       if (!replaces_nodes_) cause.nodes = 0;
     }
+    for (const std::string& text : request_.stragglers) add_straggler(text);
     price_stragglers();
     check_count();
   }
 
+  void add_straggler(const std::string& text) {
+    const std::size_t first = text.find(':');
+    const std::size_t last = text.find(':', first + 1);
+    double slowdown = 0;
+    if (last < text.size()) std::from_chars(text.data() + first + 1, text.data() + last, slowdown);
+    if (!(slowdown > 1 && slowdown <= 1000))
+      fail(fmt::format("--straggler: expected BETWEEN:SLOWDOWN:DURATION with a slowdown above 1, got {:?}", text));
+    FailureCause cause{.name = fmt::format("slow rank, {:.4g} times", slowdown), .kind = FailureKind::slow};
+    cause.between = {RandomTime::Kind::exponential, parse_seconds(text.substr(0, first), "--straggler"), 0};
+    cause.duration = parse_random_time(text.substr(last + 1), "--straggler");
+    cause.slowdown = slowdown;
+    setting_.run.causes.push_back(cause);
+  }
+
   void set_job_mtbf() {
-    RandomTime between = parse_random_time(request_.mtbf, "--mtbf");
+    const double nodes = setting_.gpus / setting_.node_gpus;
+    const std::string text =
+        request_.mtbf.empty() ? fmt::format("{}s", 86400 * 1000 / (request_.node_failures * nodes)) : request_.mtbf;
+    RandomTime between = parse_random_time(text, "--mtbf");
     if (between.mean_s <= 0) fail("--mtbf: expected a time above 0");
-    const bool plain = request_.mtbf.find_first_not_of("0123456789.") == std::string::npos;
+    const bool plain = text.find_first_not_of("0123456789.") == std::string::npos;
     if (plain) fail(fmt::format("--mtbf: expected a time with its unit, such as {0}h or {0}s", request_.mtbf));
     if (between.kind == RandomTime::Kind::fixed) between.kind = RandomTime::Kind::exponential;
     FailureComponent any;
@@ -228,7 +247,8 @@ class SettingBuilder {
       cause.units = 1;
       cause.between = between;
     }
-    setting_.failures = fmt::format("a failure every {}", request_.mtbf);
+    setting_.failures = request_.mtbf.empty() ? fmt::format("{} per 1,000 nodes and day", request_.node_failures)
+                                              : fmt::format("a failure every {}", request_.mtbf);
   }
 
   // Failures do not occur during the downtime of others: their running time is shorter.
