@@ -52,11 +52,11 @@ class Peers {
     copies_ =
         std::min({replicas, std::max(1, failures * (1 + microbatches_)), std::max(2, kMostRoutes / (1 + failures))});
     int replica = 0;
+    int next = failures;  // peers of different ranks are different replicas, if there are enough
     for (const int count : lost) {
       std::vector<char> alive(static_cast<std::size_t>(copies_), 1);
       for (int i = 0; i < std::min(count, copies_ - 1); ++i) alive[static_cast<std::size_t>(replica++ % copies_)] = 0;
       std::vector<int> of_rank(static_cast<std::size_t>(copies_ * microbatches_));
-      int next = 0;
       for (int k = 0; k < copies_; ++k) {
         for (int mb = 0; mb < microbatches_; ++mb) {
           int peer = k;
@@ -81,7 +81,7 @@ class Peers {
 
 }  // namespace
 
-Schedule rerouted(const Schedule& schedule, std::span<const int> lost, int replicas) {
+Schedule rerouted(const Schedule& schedule, std::span<const int> lost, int replicas, bool own_first) {
   refuse_vocabulary(schedule, "their replicas cannot compute for each other");
   if (schedule.weight_policy() != WeightPolicy::flush || schedule.num_batches() > 1 || schedule.has_joint_blocks() ||
       schedule.has_communication()) {
@@ -113,7 +113,7 @@ Schedule rerouted(const Schedule& schedule, std::span<const int> lost, int repli
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     for (const Op& op : schedule.ops(rank)) {
-      for (const bool own : {true, false}) {
+      for (const bool own : {own_first, !own_first}) {
         for (int k = 0; k < copies; ++k) {
           Op moved = op;
           moved.microbatch += k * microbatches;
@@ -139,10 +139,14 @@ std::optional<Duration> rerouting_delay(const Setup& healthy, std::span<const in
     }
     return *std::max_element(timeline.end.begin(), timeline.end.end());
   };
-  const std::optional<Duration> with = run(rerouted(healthy.schedule(), lost, replicas));
-  if (!with) return std::nullopt;
+  std::optional<Duration> best;
+  for (const bool own_first : {false, true}) {
+    const std::optional<Duration> with = run(rerouted(healthy.schedule(), lost, replicas, own_first));
+    if (with && (!best || *with < *best)) best = with;
+  }
+  if (!best) return std::nullopt;
   const std::vector<int> none(lost.size());
-  return std::max(Duration{}, *with - *run(rerouted(healthy.schedule(), none, 1)));
+  return std::max(Duration{}, *best - *run(rerouted(healthy.schedule(), none, 1, true)));
 }
 
 }  // namespace sluice::sim

@@ -36,7 +36,7 @@ StateTimes::StateTimes(nlohmann::json document, std::string file, const Scenario
   setup_ = std::make_unique<Setup>(scenario_);
   std::vector<int> first(static_cast<std::size_t>(scenario_.training.pp));
   first[0] = 1;
-  static_cast<void>(sim::rerouted(setup_->schedule(), first, scenario_.training.dp));  // throws if it cannot
+  static_cast<void>(sim::rerouted(setup_->schedule(), first, scenario_.training.dp, true));  // throws if it cannot
 }
 
 double StateTimes::progress(std::span<const int> lost) {
