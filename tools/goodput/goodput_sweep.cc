@@ -50,21 +50,19 @@ std::string with_axes(const OrderedJson& sweep, const Column& column, std::strin
 
 OrderedJson goodput_sweep_json(const GoodputRequest& request, const nlohmann::json& document,
                                const std::vector<SweepAxis>& axes) {
-  std::vector<std::vector<std::string>> combinations = {{}};
   OrderedJson out = {{"schema", "sluice.goodput-sweep/1"}, {"keys", OrderedJson::array()}};
+  std::size_t count = 1;
   for (const SweepAxis& axis : axes) {
     out["keys"].push_back(axis.key);
-    std::vector<std::vector<std::string>> longer;
-    for (const auto& values : combinations) {
-      for (const std::string& value : axis.values) {
-        longer.push_back(values);
-        longer.back().push_back(value);
-      }
-    }
-    combinations = std::move(longer);
+    count *= axis.values.size();
+    if (count > 10'000) throw InputError("--sweep: more than 10000 combinations");
   }
   bool any = false;
-  for (const auto& values : combinations) {
+  for (std::size_t index = 0; index < count; ++index) {
+    std::vector<std::string> values(axes.size());
+    for (std::size_t axis = axes.size(), rest = index; axis-- > 0; rest /= axes[axis].values.size()) {
+      values[axis] = axes[axis].values[rest % axes[axis].values.size()];
+    }
     out["runs"].push_back(swept_run(request, document, axes, values));
     any = any || !out["runs"].back().contains("error");
   }
