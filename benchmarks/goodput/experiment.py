@@ -100,8 +100,10 @@ class Times:
 
 
 class Failures:
-    """Running times between failures, uniform from half to one and a half of the mean. Blocks of 8 are stratified: their
-    sum is near its mean, so that one run is near the mean of many."""
+    """Running times between failures, uniform from half to one and a half of the mean.
+
+    Blocks of 8 are stratified: their sum is near its mean, so that one run is near the mean of many.
+    """
 
     def __init__(self, mtbf, seed):
         self.mtbf, self.random, self.block = mtbf, random.Random(seed), []
@@ -177,10 +179,11 @@ def simulated(args, times):
     step = times.step()
     op = step / (2 * (MICROBATCHES + PP - 1))
     command = [args.sluice, "goodput", "--json", "--quick", "--schedule", "1f1b", "--pp", PP, "--dp", DP,
-               "--microbatches", MICROBATCHES, "--uniform", f"f={op},b={op},w=0", "--spare-gpus", 1, "--mtbf",
-               f"uniform:{args.mtbf / 2}s:{1.5 * args.mtbf}s", "--policy", args.policy, "--spares", args.spares, "--repair", args.repair,
-               "--detection", args.detection, "--replacement", args.replacement, "--init", times.start(), "--load", 0,
-               "--checkpoint", "sync", "--checkpoint-stall", times.stall(), "--checkpoint-interval", f"{args.every}steps",
+               "--microbatches", MICROBATCHES, "--uniform", f"f={op},b={op},w=0", "--spare-gpus", 1,
+               "--mtbf", f"uniform:{args.mtbf / 2}s:{1.5 * args.mtbf}s", "--policy", args.policy,
+               "--spares", args.spares, "--repair", args.repair, "--detection", args.detection,
+               "--replacement", args.replacement, "--init", times.start(), "--load", 0, "--checkpoint", "sync",
+               "--checkpoint-stall", times.stall(), "--checkpoint-interval", f"{args.every}steps",
                "--days", args.seconds / 86400, "--trials", 4000, "--seed", args.seed]
     out = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
     return json.loads(out)
@@ -189,8 +192,8 @@ def simulated(args, times):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sluice", default="sluice", help="the command (default: sluice)")
-    parser.add_argument("--launcher", default="", help="before it; RANKS is replaced, as in 'mpirun -n RANKS' (default: "
-                        "none, ranks are threads)")
+    parser.add_argument("--launcher", default="", help="before it; RANKS is replaced, as in 'mpirun -n RANKS' "
+                        "(default: none, ranks are threads)")
     for name, default, what in [("seconds", 1800, "of the run"), ("mtbf", 12, "running time between failures"),
                                 ("detection", 1, "until a failure is noticed"),
                                 ("replacement", 0.5, "until a spare is in its place"), ("repair", 8, "of a node")]:
