@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,12 @@ int swept(const GoodputOptions& options, const nlohmann::json& document) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
   const OrderedJson sweep = goodput_sweep_json(options.request, document, axes);
+  std::set<std::string> warnings;
+  for (const OrderedJson& run : sweep["runs"]) {
+    for (const OrderedJson& warning : run.value("warnings", OrderedJson::array())) {
+      if (warnings.insert(warning.get<std::string>()).second) print_message(warning.get<std::string>());
+    }
+  }
   if (!options.csv.empty()) write_file_whole(options.csv, goodput_sweep_csv(sweep));
   fmt::print("{}", options.json ? json_text(sweep) : goodput_sweep_text(sweep));
   return kDone;

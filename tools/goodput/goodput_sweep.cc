@@ -31,7 +31,9 @@ OrderedJson swept_run(GoodputRequest request, nlohmann::json document, const std
   }
   try {
     read_goodput_flags(request, std::move(words));
-    row.update(goodput_json(request, goodput_setting(request, document)));
+    const GoodputSetting setting = goodput_setting(request, document);
+    row.update(goodput_json(request, setting));
+    row["warnings"] = setting.warnings;
   } catch (const InputError& error) {
     row["error"] = error.what();
   }
