@@ -75,15 +75,8 @@ std::string plan(const ScenarioDocument& scenario, PlanRequest request) {
 // The document of a training run, and its picture and trace.
 std::tuple<std::string, std::string, std::string> goodput(const ScenarioDocument& scenario,
                                                           std::vector<std::string> flags) {
-  CLI::App app;
   GoodputRequest request;
-  add_goodput_flags(app, request);
-  try {
-    std::reverse(flags.begin(), flags.end());
-    app.parse(std::move(flags));
-  } catch (const CLI::ParseError& error) {
-    throw InputError(std::string("goodput: ") + error.what());
-  }
+  read_goodput_flags(request, std::move(flags));
   request.file = scenario.file();
   const nlohmann::json document = scenario.complete();
   std::string svg;

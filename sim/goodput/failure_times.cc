@@ -26,6 +26,10 @@ FailureTimes::FailureTimes(const std::vector<FailureCause>& causes, RandomStream
       for (std::int64_t unit = 0; unit < units; ++unit) renewals_.emplace(cause.between.draw(random_), i);
     }
   }
+  for (std::size_t i = 0, guide = 0; guide < kGuides; ++guide) {
+    while (i + 1 < sums_.size() && static_cast<double>(guide) / kGuides * rate_ > sums_[i].first) ++i;
+    first_[guide] = i;
+  }
   draw_exponential();
   find_next();
 }
@@ -58,8 +62,9 @@ std::size_t FailureTimes::take() {
   std::size_t cause = 0;
   if (next_s_ == exponential_s_) {
     const double at = random_.uniform() * rate_;
-    const auto found = std::find_if(sums_.begin(), sums_.end() - 1, [&](const auto& sum) { return at <= sum.first; });
-    cause = found->second;
+    std::size_t index = first_[std::min(kGuides - 1, static_cast<std::size_t>(at / rate_ * kGuides))];
+    while (index + 1 < sums_.size() && at > sums_[index].first) ++index;
+    cause = sums_[index].second;
     draw_exponential();
   } else {
     const auto first =

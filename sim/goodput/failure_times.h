@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <queue>
@@ -43,6 +44,8 @@ class FailureTimes {
   double rate_ = 0;
   double exponential_s_ = 0;
   std::vector<std::pair<double, std::size_t>> sums_;  // of rates, with the cause
+  static constexpr std::size_t kGuides = 256;
+  std::array<std::size_t, kGuides> first_{};  // sum that a part of the whole rate may be below
   std::vector<Cohort> cohorts_;
   std::priority_queue<Renewal, std::vector<Renewal>, std::greater<>> renewals_;
   double next_s_ = 0;

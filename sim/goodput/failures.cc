@@ -10,6 +10,7 @@
 
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
+#include "model/input/csv.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
@@ -127,27 +128,6 @@ void add_causes(std::vector<FailureCause>& causes, FailureCause cause, const Fai
   causes.push_back(std::move(worse));
 }
 
-std::vector<std::string> cells_of(std::string_view line) {
-  std::vector<std::string> cells;
-  while (line.ends_with('\r')) line.remove_suffix(1);
-  for (std::size_t comma = line.find(','); comma != std::string_view::npos; comma = line.find(',')) {
-    cells.emplace_back(line.substr(0, comma));
-    line.remove_prefix(comma + 1);
-  }
-  cells.emplace_back(line);
-  return cells;
-}
-
-std::vector<std::string_view> lines_of(std::string_view text) {
-  std::vector<std::string_view> lines;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    if (end > 0) lines.push_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return lines;
-}
-
 }  // namespace
 
 double FailureModel::gpu_hours() const {
@@ -181,23 +161,12 @@ FailureModel load_failures(const std::string& name_or_path) {
 }
 
 FailureModel fit_failures(const std::string& path, double gpu_hours) {
-  const std::string text = read_file(path);
-  const std::vector<std::string_view> lines = lines_of(text);
-  const std::vector<std::string> header = lines.empty() ? std::vector<std::string>{} : cells_of(lines[0]);
-  const auto column = std::find(header.begin(), header.end(), "component");
-  if (column == header.end()) throw InputError(path + ": line 1: expected a column component");
-  const auto index = static_cast<std::size_t>(column - header.begin());
+  const CsvTable log = read_csv(path);
   std::map<std::string, int> counts;
-  for (std::size_t i = 1; i < lines.size(); ++i) {
-    const std::vector<std::string> cells = cells_of(lines[i]);
-    if (cells.size() != header.size()) {
-      throw InputError(fmt::format("{}: line {}: expected {} cells, got {}", path, i + 1, header.size(), cells.size()));
-    }
-    ++counts[cells[index]];
-  }
+  for (int row = 0; row < log.num_rows(); ++row) ++counts[log.text(row, "component")];
   if (counts.empty()) throw InputError(path + ": expected at least one failure");
   FailureModel model{.name = path,
-                     .source = fmt::format("{} failures in {:.4g} GPU-hours", lines.size() - 1, gpu_hours),
+                     .source = fmt::format("{} failures in {:.4g} GPU-hours", log.num_rows(), gpu_hours),
                      .components = {}};
   for (const auto& [name, count] : counts) {
     FailureComponent component;

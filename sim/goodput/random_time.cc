@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <numbers>
@@ -65,20 +64,6 @@ RandomStream::RandomStream(std::uint64_t seed, std::uint64_t trial, std::uint64_
   mixed = splitmix(mixed) ^ purpose;
   for (std::uint64_t& word : state_) word = splitmix(mixed);
 }
-
-std::uint64_t RandomStream::next() {
-  const std::uint64_t result = std::rotl(state_[0] + state_[3], 23) + state_[0];
-  const std::uint64_t shifted = state_[1] << 17U;
-  state_[2] ^= state_[0];
-  state_[3] ^= state_[1];
-  state_[1] ^= state_[2];
-  state_[0] ^= state_[3];
-  state_[2] ^= shifted;
-  state_[3] = std::rotl(state_[3], 45);
-  return result;
-}
-
-double RandomStream::exponential() { return -std::log(uniform()); }
 
 double RandomStream::normal() {
   const double radius = std::sqrt(2 * exponential());

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,11 +19,21 @@ class RandomStream {
 
   // Uniform in (0, 1].
   double uniform() { return static_cast<double>((next() >> 11U) + 1) * 0x1p-53; }
-  double exponential();  // of mean 1
-  double normal();       // of mean 0 and deviation 1
+  double exponential() { return -std::log(uniform()); }  // of mean 1
+  double normal();                                       // of mean 0 and deviation 1
 
  private:
-  std::uint64_t next();
+  std::uint64_t next() {
+    const std::uint64_t result = std::rotl(state_[0] + state_[3], 23) + state_[0];
+    const std::uint64_t shifted = state_[1] << 17U;
+    state_[2] ^= state_[0];
+    state_[3] ^= state_[1];
+    state_[1] ^= state_[2];
+    state_[0] ^= state_[3];
+    state_[2] ^= shifted;
+    state_[3] = std::rotl(state_[3], 45);
+    return result;
+  }
 
   std::array<std::uint64_t, 4> state_{};
 };

@@ -20,11 +20,12 @@ Duration rounded(double seconds) {
                                                              : kForever;
 }
 
-// Time in which iterations ran, by what it counts as if it is not lost.
+// Time in which iterations ran, by what it counts as if it is not lost. The last member changes most often: copies of
+// two members by one instruction would wait until a store to one of them has left the store buffer.
 struct Worked {
-  Duration useful{};
   Duration degraded{};
   Duration stragglers{};
+  Duration useful{};
 
   Duration sum() const { return useful + degraded + stragglers; }
   Worked& operator+=(const Worked& other) {
@@ -40,7 +41,7 @@ struct Worked {
     const auto of = [&](Duration time) {
       return std::min(time, Duration{std::llround(part * static_cast<double>(time.count()))});
     };
-    const Worked taken{of(useful), of(degraded), of(stragglers)};
+    const Worked taken{of(degraded), of(stragglers), of(useful)};
     useful -= taken.useful;
     degraded -= taken.degraded;
     stragglers -= taken.stragglers;
@@ -57,18 +58,26 @@ class NodePool {
     if (!busy_.empty()) {
       const auto crew = std::min_element(busy_.begin(), busy_.end());
       *crew = std::max(*crew, now) + time;
-      returns_.push(*crew);
+      recent_.push_back(*crew);
     } else {
-      returns_.push(now + time);
+      recent_.push_back(now + time);
     }
   }
   int free(Duration now) {
     for (; !returns_.empty() && returns_.top() <= now; returns_.pop()) ++free_;
+    for (const Duration at : recent_) {
+      if (at <= now) {
+        ++free_;
+      } else {
+        returns_.push(at);
+      }
+    }
+    recent_.clear();
     return free_;
   }
   // Returns when a node that is taken now is ready. Precondition: one is free or broken.
   Duration take(Duration now) {
-    if (free(now) > 0) {
+    if (free_ > 0 || free(now) > 0) {
       --free_;
       return now;
     }
@@ -79,7 +88,8 @@ class NodePool {
 
  private:
   int free_;
-  std::vector<Duration> busy_;  // until when, per crew
+  std::vector<Duration> recent_;  // when the last broken nodes return; most are never put in order
+  std::vector<Duration> busy_;    // until when, per crew
   std::priority_queue<Duration, std::vector<Duration>, std::greater<>> returns_;
 };
 
@@ -91,7 +101,8 @@ class Trial {
         times_(run.causes, RandomStream(seed, trial, 0)),
         repairs_(seed, trial, 1),
         delays_(seed, trial, 2),
-        pool_(run.spares, run.crews) {}
+        pool_(run.spares, run.crews),
+        lost_(static_cast<std::size_t>(run.places)) {}
 
   TrialResult result() {
     spend(TimeUse::start, run_.start);
@@ -112,12 +123,13 @@ class Trial {
   struct Event {
     Duration at{};
     EventKind kind = EventKind::rejoin;
-    int replicas = 0;  // of rejoin
+    int replicas = 0;  // of rejoin, the first of them at
+    int place = 0;
     std::size_t cause = 0;
   };
 
   bool ended() const { return result_.finished || now_ >= run_.horizon; }
-  bool is_live() const { return run_.policy == RecoveryPolicy::migrate || run_.policy == RecoveryPolicy::drop; }
+  bool is_live() const { return run_.policy == RecoveryPolicy::migrate || continues_without(run_.policy); }
   void add(TimeUse use, Duration time) { result_.time[static_cast<std::size_t>(use)] += time; }
 
   // Time passes without work.
@@ -139,10 +151,14 @@ class Trial {
       spans.push_back({now_ - time, now_, use, missing_, progress});
     }
   }
-  void spend(TimeUse use, const RandomTime& time) { spend(use, rounded(time.draw(delays_))); }
+  void spend(TimeUse use, const RandomTime& time) {
+    if (time.mean_s > 0) spend(use, rounded(time.draw(delays_)));
+  }
 
-  double in_use() const { return static_cast<double>(run_.replicas - missing_) / run_.replicas; }
-  Duration until_failure() const { return rounded((times_.next_s() - exposed_s_) / in_use()); }
+  Duration until_failure() const {
+    const double exposure_s = times_.next_s() - exposed_s_;
+    return rounded(missing_ == 0 ? exposure_s : exposure_s / in_use_);
+  }
   std::size_t take_failure() {
     exposed_s_ = times_.next_s();
     ++result_.failures;
@@ -161,10 +177,10 @@ class Trial {
     const Duration next = std::min({failure, until_event, until_end});
     advance(next);
     if (next == until_end) {
-      exposed_s_ += to_seconds(next) * in_use();
+      exposed_s_ += to_seconds(next) * in_use_;
       result_.finished = run_.work.count() > 0 && until_done().count() <= 0;
     } else if (next == until_event) {
-      exposed_s_ += to_seconds(next) * in_use();
+      exposed_s_ += to_seconds(next) * in_use_;
       const Event due = *event;
       events_.erase(event);
       handle(due);
@@ -195,12 +211,17 @@ class Trial {
 
   Duration cycle() const { return run_.interval + run_.stall; }
 
-  Worked worked(Duration time) const {
-    if (speed_ == 1 && slowdown_ == 1) return {.useful = time};
-    const auto all = static_cast<double>(time.count());
-    const Duration useful{std::llround(all * speed_ / slowdown_)};
-    const Duration degraded = std::min(time - useful, Duration{std::llround(all * (1 - speed_))});
-    return {useful, degraded, time - useful - degraded};
+  // Adds `count` times the work of `time`.
+  void work(Worked& to, Duration time, std::int64_t count = 1) const {
+    Duration useful = time;
+    if (speed_ != 1 || slowdown_ != 1) {
+      const auto all = static_cast<double>(time.count());
+      useful = Duration{std::llround(all * speed_ / slowdown_)};
+      const Duration degraded = std::min(time - useful, Duration{std::llround(all * (1 - speed_))});
+      to.degraded += count * degraded;
+      to.stragglers += count * (time - useful - degraded);
+    }
+    to.useful += count * useful;
   }
 
   // The job runs for `wall`, with checkpoints.
@@ -210,13 +231,12 @@ class Trial {
     const Duration head = std::min(wall, cycle() - phase_);
     pass(head);
     wall -= head;
-    if (const std::int64_t full = wall / cycle(); full > 0) {
-      const Worked each = worked(run_.interval);
+    if (wall >= cycle()) {
+      const std::int64_t full = wall / cycle();
       committed_ += writing_;
-      for (auto member : {&Worked::useful, &Worked::degraded, &Worked::stragglers}) {
-        committed_.*member += (full - 1) * (each.*member);
-      }
-      writing_ = each;
+      work(committed_, run_.interval, full - 1);
+      writing_ = {};
+      work(writing_, run_.interval);
       add(TimeUse::checkpoint, full * run_.stall);
       wall -= full * cycle();
     }
@@ -228,9 +248,9 @@ class Trial {
   void pass(Duration wall) {
     const Duration end = phase_ + wall;
     if (written_before_ && end >= run_.durable - run_.stall) commit();
-    const Duration work = std::min(end, run_.interval) - std::min(phase_, run_.interval);
-    if (work.count() > 0) fresh_ += worked(work);
-    add(TimeUse::checkpoint, wall - work);
+    const Duration training = std::min(end, run_.interval) - std::min(phase_, run_.interval);
+    work(fresh_, training);
+    add(TimeUse::checkpoint, wall - training);
     if (phase_ < run_.interval && end >= run_.interval) {
       writing_ = fresh_;
       fresh_ = {};
@@ -280,7 +300,7 @@ class Trial {
   }
 
   void set_speed() {
-    speed_ = missing_ > 0 ? run_.speed(missing_) : 1;
+    speed_ = missing_ > 0 ? run_.speed(lost_) : 1;
     slowdown_ = 1;
     for (const Event& event : events_) {
       if (event.kind == EventKind::slow_end) slowdown_ = std::max(slowdown_, run_.causes[event.cause].slowdown);
@@ -300,7 +320,7 @@ class Trial {
 
   // Keeps only stragglers that no other one exceeds in both duration and slowdown.
   void slow_down(std::size_t index) {
-    const Event slow{now_ + rounded(run_.causes[index].duration.draw(delays_)), EventKind::slow_end, 0, index};
+    const Event slow{now_ + rounded(run_.causes[index].duration.draw(delays_)), EventKind::slow_end, 0, 0, index};
     const auto exceeds = [&](const Event& a, const Event& b) {
       return a.kind == b.kind && a.at >= b.at && run_.causes[a.cause].slowdown >= run_.causes[b.cause].slowdown;
     };
@@ -314,7 +334,7 @@ class Trial {
         std::any_of(events_.begin(), events_.end(), [](const Event& event) { return event.kind == EventKind::found; });
     if (already) return;
     correct_ = committed_;
-    events_.push_back({now_ + rounded(cause.duration.draw(delays_)), EventKind::found, 0, index});
+    events_.push_back({now_ + rounded(cause.duration.draw(delays_)), EventKind::found, 0, 0, index});
   }
 
   void stop(const FailureCause& cause) {
@@ -351,9 +371,7 @@ class Trial {
 
   // Replaces broken nodes, or continues without their replicas.
   void take_out(const FailureCause& cause) {
-    const bool leaves = run_.policy == RecoveryPolicy::drop ||
-                        (run_.policy == RecoveryPolicy::shrink && pool_.free(now_) < cause.nodes);
-    if (leaves) {
+    if (continues_without(run_.policy) || (shrinks(run_.policy) && pool_.free(now_) < cause.nodes)) {
       leave(cause);
     } else {
       replace(cause);
@@ -375,13 +393,19 @@ class Trial {
 
   void leave(const FailureCause& cause) {
     const int lost = std::min(cause.replicas, run_.replicas - missing_);
+    const int place = run_.places > 1 ? static_cast<int>(std::ceil(delays_.uniform() * run_.places)) - 1 : 0;
     Duration back = replaced_at(cause);
     if (cause.nodes > 0) back += rounded(run_.replacement.draw(delays_));
-    if (run_.policy == RecoveryPolicy::drop) back += run_.init + run_.load;  // beside the others
-    events_.push_back({back, EventKind::rejoin, lost, 0});
-    missing_ += lost;
-    while (!ended() && (missing_ >= run_.replicas || run_.speed(missing_) <= 0)) wait_for_replica();
+    if (continues_without(run_.policy)) back += run_.init + run_.load;  // beside the others
+    events_.push_back({back, EventKind::rejoin, lost, place, 0});
+    lose_replicas(place, lost, 1);
+    while (!ended() && (missing_ >= run_.replicas || run_.speed(lost_) <= 0)) wait_for_replica();
     set_speed();
+  }
+  void lose_replicas(int place, int replicas, int sign) {
+    for (int i = 0; i < replicas; ++i) lost_[static_cast<std::size_t>(run_.place_of(place, i))] += sign;
+    missing_ += sign * replicas;
+    in_use_ = static_cast<double>(run_.replicas - missing_) / run_.replicas;
   }
   void wait_for_replica() {
     auto first = events_.end();
@@ -389,7 +413,7 @@ class Trial {
       if (event->kind == EventKind::rejoin && (first == events_.end() || event->at < first->at)) first = event;
     }
     spend(TimeUse::waiting, first->at - now_);
-    missing_ -= first->replicas;
+    lose_replicas(first->place, first->replicas, -1);
     events_.erase(first);
   }
 
@@ -397,7 +421,7 @@ class Trial {
     switch (event.kind) {
       case EventKind::slow_end: break;
       case EventKind::rejoin:
-        missing_ -= event.replicas;
+        lose_replicas(event.place, event.replicas, -1);
         rejoin();
         break;
       case EventKind::found: find_corruption(run_.causes[event.cause]); break;
@@ -436,7 +460,7 @@ class Trial {
       spend(TimeUse::init, init);
       spend(TimeUse::load, end - done - init);
       if (end == whole || ended()) {
-        exposed_s_ += to_seconds(now_ - begin) * in_use();
+        exposed_s_ += to_seconds(now_ - begin) * in_use_;
         return;
       }
       done = end;
@@ -457,7 +481,9 @@ class Trial {
   Duration now_{};
   double exposed_s_ = 0;  // time during which failures occur, weighted by the replicas in use
   std::vector<Event> events_;
-  int missing_ = 0;  // replicas
+  std::vector<int> lost_;  // replicas by place
+  int missing_ = 0;        // their sum
+  double in_use_ = 1;      // fraction of the replicas
   double speed_ = 1;
   double slowdown_ = 1;
   Duration phase_{};             // since the begin of the interval

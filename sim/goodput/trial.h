@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,8 +47,17 @@ enum class RecoveryPolicy : std::uint8_t {
   migrate,  // spare nodes take over the state; the iteration is repeated
   shrink,   // as restart; without spare nodes, with fewer replicas until nodes are repaired
   drop,     // the other replicas repeat the iteration and continue; the lost one rejoins
+  reroute,  // as drop, but only the lost pipeline ranks are missing (ReCycle, arXiv 2405.14009)
+  replan,   // as shrink, but with new parallel sizes for the nodes that are left
 };
-inline constexpr std::array<std::string_view, 4> kRecoveryPolicies = {"restart", "migrate", "shrink", "drop"};
+inline constexpr std::array<std::string_view, 6> kRecoveryPolicies = {"restart", "migrate", "shrink",
+                                                                      "drop",    "reroute", "replan"};
+constexpr bool continues_without(RecoveryPolicy policy) {
+  return policy == RecoveryPolicy::drop || policy == RecoveryPolicy::reroute;
+}
+constexpr bool shrinks(RecoveryPolicy policy) {
+  return policy == RecoveryPolicy::shrink || policy == RecoveryPolicy::replan;
+}
 
 // A training run, with all that happens to it resolved to times.
 struct GoodputRun {
@@ -65,14 +75,20 @@ struct GoodputRun {
   Duration start{};        // of the run
   Duration init{};         // of processes and communicators, after a failure
   Duration load{};         // of the checkpoint
-  Duration reconfigure{};  // of `migrate` and `drop`, whenever the ranks change
+  Duration reconfigure{};  // of `migrate`, `drop` and `reroute`, whenever the ranks change
   RandomTime replacement;  // of a node by a free spare
   int spares = 0;          // nodes
   int crews = 0;           // that repair one node each; 0: all broken nodes are repaired concurrently
+  // What a run can continue without: replicas of data parallelism; with `reroute` ranks of their pipelines, the places
+  // being pipeline ranks; with `replan` nodes.
   int replicas = 1;
-  // Returns the progress per time without the given number of replicas, relative to all; 0 if that cannot run. Called
-  // from several threads.
-  std::function<double(int)> speed;
+  int places = 1;
+  bool neighboring_places = false;  // of those that one failure takes out; otherwise they are at one place
+  // Returns the progress per time without the given numbers of replicas by place, relative to all; 0 if that cannot
+  // run. Called from several threads.
+  std::function<double(std::span<const int>)> speed;
+
+  int place_of(int first, int index) const { return neighboring_places ? (first + index) % places : first; }
 };
 
 // How the wall clock is used. All but `useful` is badput.

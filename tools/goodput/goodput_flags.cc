@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "model/errors.h"
 #include "sim/goodput/failures.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
@@ -21,6 +24,21 @@ void add_failure_flags(CLI::App& command, GoodputRequest& request) {
       .add_option("--mtbf", request.mtbf,
                   "Mean time between failures of the job, with its unit, such as 3.1h, or a distribution "
                   "(uniform:45min:75min), in place of --failures (default: from --failures)")
+      ->group(group);
+  command
+      .add_option("--node-failures", request.node_failures,
+                  "Failures per 1,000 nodes and day, in place of --failures, above 0 (default: from --failures)")
+      ->check(number_from(1e-6, 1e6))
+      ->excludes("--mtbf")
+      ->group(group);
+  command
+      .add_option(
+          "--straggler", request.stragglers,
+          "A slow rank, besides failures: time between two in the job, slowdown and duration, such as "
+          "12h:1.34:72min; repeatable. With a scenario the iteration is simulated with a rank that is slower by "
+          "this factor, otherwise the factor is the iteration's (default: none)")
+      ->expected(1)
+      ->take_all()
       ->group(group);
   command
       .add_option_function<std::string>(
@@ -47,11 +65,14 @@ void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
     command.add_option(flag, into, help)->group(group)->type_name("TIME");
   };
   command
-      .add_option("--policy", request.policy,
-                  "After a failure: restart from a checkpoint on spare or repaired nodes; migrate the state to a spare "
-                  "node and repeat the iteration; shrink, as restart, but with fewer replicas while no spare is free; "
-                  "drop the replica, repeat the iteration and let it rejoin later (default: restart)")
-      ->check(CLI::IsMember({"restart", "migrate", "shrink", "drop"}))
+      .add_option(
+          "--policy", request.policy,
+          "After a failure: restart from a checkpoint on spare or repaired nodes; migrate the state to a spare "
+          "node and repeat the iteration; shrink, as restart, but with fewer replicas while no spare is free; "
+          "drop the replica, repeat the iteration and let it rejoin later; reroute, as drop, but only the "
+          "lost pipeline rank is missing, whose microbatches other replicas compute; replan, as shrink, but with "
+          "the best parallel sizes for the nodes that are left (default: restart)")
+      ->check(CLI::IsMember(std::vector<std::string>(kRecoveryPolicies.begin(), kRecoveryPolicies.end())))
       ->group(group);
   command
       .add_option_function<std::string>(
@@ -88,7 +109,7 @@ void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
   time("--repair", request.repair, "Time to repair a node (default exp:2h)");
   time("--init", request.init, "Time to start processes and communicators (default: 5 min, and 3 ms per GPU)");
   time("--load", request.load, "Time to load a checkpoint (default: from its size and --read-rate)");
-  time("--reconfigure", request.reconfigure, "Time to change the ranks with migrate and drop (default 180s)");
+  time("--reconfigure", request.reconfigure, "Time to change the ranks with migrate, drop and reroute (default 180s)");
   time("--start", request.start, "Time to start the run (default: --init)");
   time("--recovery", request.recovery,
        "Time to start and load after a failure, in place of all phases; another failure starts it again (default: "
@@ -190,6 +211,17 @@ void add_goodput_flags(CLI::App& command, GoodputRequest& request) {
   command.add_flag_callback(
       "--quick", [&request] { request.sensitivity = false; },
       "Neither search the best interval, unless it is used, nor halve causes (default: off)");
+}
+
+void read_goodput_flags(GoodputRequest& request, std::vector<std::string> words) {
+  CLI::App app;
+  add_goodput_flags(app, request);
+  try {
+    std::reverse(words.begin(), words.end());
+    app.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    throw InputError(std::string("goodput: ") + error.what());
+  }
 }
 
 }  // namespace sluice::tools

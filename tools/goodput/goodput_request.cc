@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "model/blocks/model.h"
@@ -16,6 +16,7 @@
 #include "sim/simulator.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/goodput/state_times.h"
 
 namespace sluice::tools {
 namespace {
@@ -24,58 +25,6 @@ constexpr double kStaging_s = 0.75;    // of an asynchronous checkpoint, besides
 constexpr double kLongestRun_s = 9e7;  // below the range of Duration in from_seconds
 
 Duration duration_of(double seconds, const char* what) { return from_seconds(std::min(seconds, kLongestRun_s), what); }
-
-// Iteration times of a scenario in other states, each simulated once.
-class StateTimes {
- public:
-  StateTimes(nlohmann::json document, std::string file, const Scenario& scenario, double healthy_s, bool keep_batch)
-      : document_(std::move(document)),
-        file_(std::move(file)),
-        dp_(scenario.training.dp),
-        microbatches_(scenario.microbatches),
-        healthy_s_(healthy_s),
-        keep_batch_(keep_batch) {}
-
-  // Progress per time without some replicas. A number of replicas that cannot be simulated or does not fit in memory
-  // leaves further ones idle.
-  double progress(int missing) {
-    const std::scoped_lock lock(mutex_);
-    for (int left = dp_ - missing; left >= 1; --left) {
-      if (const double seconds = seconds_of(left); seconds > 0) {
-        return healthy_s_ / seconds * (keep_batch_ ? 1 : static_cast<double>(left) / dp_);
-      }
-    }
-    return 0;
-  }
-
- private:
-  double seconds_of(int replicas) {
-    const auto known = seconds_.find(replicas);
-    if (known != seconds_.end()) return known->second;
-    return seconds_[replicas] = simulated(replicas);
-  }
-  double simulated(int replicas) const {
-    nlohmann::json changed = document_;
-    const int microbatches = keep_batch_ ? (microbatches_ * dp_ + replicas - 1) / replicas : microbatches_;
-    ScenarioFlags::set(changed, "--dp", fmt::format("{}", replicas), file_);
-    ScenarioFlags::set(changed, "--microbatches", fmt::format("{}", microbatches), file_);
-    try {
-      const Prediction prediction = Simulator(ScenarioFlags::read(changed, file_)).predict();
-      return prediction.fit && !prediction.fit->fits ? 0 : prediction.iteration_s();
-    } catch (const InputError&) {
-      return 0;
-    }
-  }
-
-  std::mutex mutex_;
-  nlohmann::json document_;
-  std::string file_;
-  int dp_;
-  int microbatches_;
-  double healthy_s_;
-  bool keep_batch_;
-  std::map<int, double> seconds_;
-};
 
 // Returns by how much the iteration is longer if one rank computes `factor` times as long: the mean over up to eight
 // pipeline ranks.
@@ -173,15 +122,36 @@ class SettingBuilder {
   void set_policy() {
     const auto found = std::find(kRecoveryPolicies.begin(), kRecoveryPolicies.end(), request_.policy);
     setting_.run.policy = static_cast<RecoveryPolicy>(found - kRecoveryPolicies.begin());
-    const bool shrinks = request_.policy == "shrink" || request_.policy == "drop";
-    if (shrinks && replicas_ < 2) fail(fmt::format("--policy {} needs --dp of at least 2", request_.policy));
-    const int replicas = replicas_;
-    if (scenario_ && request_.step_time.empty()) {
-      const auto times =
-          std::make_shared<StateTimes>(document_, request_.file, *scenario_, setting_.step_s, request_.keep_batch);
-      setting_.run.speed = [times](int missing) { return times->progress(missing); };
+    GoodputRun& run = setting_.run;
+    const bool simulates = scenario_ && request_.step_time.empty();
+    const bool replans = run.policy == RecoveryPolicy::replan;
+    const bool reroutes = run.policy == RecoveryPolicy::reroute;
+    if ((continues_without(run.policy) || run.policy == RecoveryPolicy::shrink) && replicas_ < 2)
+      fail(fmt::format("--policy {} needs --dp of at least 2", request_.policy));
+    if ((reroutes || replans) && !simulates)
+      fail(fmt::format("--policy {} needs a scenario, whose iterations are simulated", request_.policy));
+    failure_.replica_gpus = setting_.gpus / replicas_;
+    if (reroutes) {
+      const Training& training = scenario_->training;
+      run.places = training.pp;
+      run.replicas = training.dp * training.pp;
+      run.neighboring_places = training.pipeline_before_data;
+      failure_.replica_gpus = setting_.gpus / run.replicas;
+    } else if (replans) {
+      failure_.replica_gpus = setting_.node_gpus;
+      run.replicas = static_cast<int>(setting_.gpus / setting_.node_gpus);
+    }
+    if (simulates) {
+      const auto times = std::make_shared<StateTimes>(document_, request_.file, *scenario_, setting_.step_s, run.policy,
+                                                      request_.keep_batch, setting_.node_gpus);
+      if (replans && times->whole_plan_s() < 0.99 * setting_.step_s)
+        setting_.warnings.push_back(fmt::format(
+            "the planner's sizes for all GPUs are faster ({:.4g} s) than the scenario's ({:.4g} s): plan first",
+            times->whole_plan_s(), setting_.step_s));
+      run.speed = [times](std::span<const int> lost) { return times->progress(lost); };
     } else {
-      setting_.run.speed = [replicas](int missing) { return 1 - static_cast<double>(missing) / replicas; };
+      const int replicas = replicas_;
+      run.speed = [replicas](std::span<const int> lost) { return 1 - static_cast<double>(lost[0]) / replicas; };
     }
   }
 
@@ -207,7 +177,7 @@ class SettingBuilder {
       run.init =
           fixed_time("--init", request_.init, 300 + 3e-3 * setting_.gpus,
                      "5 min to restart (arXiv 2410.21680), and 3 ms per GPU for NCCL (MegaScale: 30 s at 10,000)");
-      run.reconfigure = request_.policy == "migrate" || request_.policy == "drop"
+      run.reconfigure = run.policy == RecoveryPolicy::migrate || continues_without(run.policy)
                             ? fixed_time("--reconfigure", request_.reconfigure, 180,
                                          "stall of FT-HSDP per failure (arXiv 2602.00277)")
                             : Duration{};
@@ -223,32 +193,49 @@ class SettingBuilder {
     if (!request_.failure_log.empty()) {
       if (request_.log_gpu_hours <= 0) fail("--failure-log needs --log-gpu-hours");
       model = fit_failures(request_.failure_log, request_.log_gpu_hours);
-    } else if (request_.mtbf.empty()) {
+    } else if (request_.mtbf.empty() && request_.node_failures <= 0) {
       model = load_failures(request_.failures);
     }
     failure_.gpus = setting_.gpus;
     failure_.node_gpus = setting_.node_gpus;
-    failure_.replica_gpus = setting_.gpus / replicas_;
-    if (scenario_ && !scenario_->training.pipeline_before_data) {
+    if (scenario_ && !scenario_->training.pipeline_before_data && setting_.run.replicas == replicas_) {
       const Training& training = scenario_->training;
       failure_.neighbor_replicas = std::min<double>(
           replicas_, std::max(1.0, std::floor(static_cast<double>(setting_.node_gpus) / (training.tp * training.cp))));
     }
     setting_.run.causes = causes_of(model, failure_);
     setting_.failures = model.name;
-    if (!request_.mtbf.empty()) set_job_mtbf();
+    if (!request_.mtbf.empty() || request_.node_failures > 0) set_job_mtbf();
     if (request_.wall_clock) convert_wall_clock();
     for (FailureCause& cause : setting_.run.causes) {
       if (!replaces_nodes_) cause.nodes = 0;
     }
+    for (const std::string& text : request_.stragglers) add_straggler(text);
     price_stragglers();
     check_count();
   }
 
+  void add_straggler(const std::string& text) {
+    const std::size_t first = text.find(':');
+    const std::size_t last = text.find(':', first + 1);
+    double slowdown = 0;
+    if (last < text.size()) std::from_chars(text.data() + first + 1, text.data() + last, slowdown);
+    if (!(slowdown > 1 && slowdown <= 1000))
+      fail(fmt::format("--straggler: expected BETWEEN:SLOWDOWN:DURATION with a slowdown above 1, got {:?}", text));
+    FailureCause cause{.name = fmt::format("slow rank, {:.4g} times", slowdown), .kind = FailureKind::slow};
+    cause.between = {RandomTime::Kind::exponential, parse_seconds(text.substr(0, first), "--straggler"), 0};
+    cause.duration = parse_random_time(text.substr(last + 1), "--straggler");
+    cause.slowdown = slowdown;
+    setting_.run.causes.push_back(cause);
+  }
+
   void set_job_mtbf() {
-    RandomTime between = parse_random_time(request_.mtbf, "--mtbf");
+    const double nodes = setting_.gpus / setting_.node_gpus;
+    const std::string text =
+        request_.mtbf.empty() ? fmt::format("{}s", 86400 * 1000 / (request_.node_failures * nodes)) : request_.mtbf;
+    RandomTime between = parse_random_time(text, "--mtbf");
     if (between.mean_s <= 0) fail("--mtbf: expected a time above 0");
-    const bool plain = request_.mtbf.find_first_not_of("0123456789.") == std::string::npos;
+    const bool plain = text.find_first_not_of("0123456789.") == std::string::npos;
     if (plain) fail(fmt::format("--mtbf: expected a time with its unit, such as {0}h or {0}s", request_.mtbf));
     if (between.kind == RandomTime::Kind::fixed) between.kind = RandomTime::Kind::exponential;
     FailureComponent any;
@@ -260,7 +247,8 @@ class SettingBuilder {
       cause.units = 1;
       cause.between = between;
     }
-    setting_.failures = fmt::format("a failure every {}", request_.mtbf);
+    setting_.failures = request_.mtbf.empty() ? fmt::format("{} per 1,000 nodes and day", request_.node_failures)
+                                              : fmt::format("a failure every {}", request_.mtbf);
   }
 
   // Failures do not occur during the downtime of others: their running time is shorter.

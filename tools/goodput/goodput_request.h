@@ -21,8 +21,10 @@ struct GoodputRequest {
   std::string failures = "llama3-405b";
   std::string failure_log;  // CSV in place of it, observed during
   double log_gpu_hours = 0;
-  std::string mtbf;         // in place of both: of the job
-  bool wall_clock = false;  // failures are counted per wall clock, including recoveries
+  std::string mtbf;                     // in place of both: of the job
+  double node_failures = 0;             // in place of all: per 1,000 nodes and day
+  std::vector<std::string> stragglers;  // BETWEEN:SLOWDOWN:DURATION of the job
+  bool wall_clock = false;              // failures are counted per wall clock, including recoveries
   std::string policy = "restart";
   bool keep_batch = true;  // without replicas
   std::optional<int> spares;
