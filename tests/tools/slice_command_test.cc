@@ -271,13 +271,25 @@ TEST_F(Slice, WritesTheBalancedBatch) {
   }
 }
 
+TEST_F(Slice, BalanceStopsWhenTheTimeIsUp) {
+  const std::string flags = "--uniform f=1,b=1,w=1,comm=0 --balance --pp 2 --dp 2 --microbatches 2 --lengths " +
+                            write("lengths.txt", "4\n1\n4\n1\n");
+  const json whole = document(flags);
+  EXPECT_EQ(whole.at("out_of_time"), false);
+  const json first = document(flags + " --time-budget 0");
+  EXPECT_EQ(first.at("out_of_time"), true);
+  ASSERT_EQ(first.at("candidates").size(), 1);
+  EXPECT_EQ(first.at("time_s"), whole.at("as_loaded_s"));
+  EXPECT_THAT(run(flags + " --time-budget 0").out, HasSubstr("time budget exhausted"));
+}
+
 TEST_F(Slice, BalanceRefusesWhatItDoesNotDo) {
   const std::string file = write("lengths.txt", "4\n1\n4\n1\n");
   const std::string flags = "--pp 2 --lengths " + file;
   EXPECT_EQ(error_of("--pp 2 --balance"), "sluice: slice: --balance needs the lengths of documents (--lengths)\n");
   EXPECT_EQ(error_of(flags), "sluice: slice: --lengths has no effect without --for or --balance\n");
   EXPECT_EQ(error_of(flags + " --balance --joint 2"),
-            "sluice: slice: --balance takes --for and flags of the scenario alone\n");
+            "sluice: slice: --balance takes --for, --time-budget and flags of the scenario alone\n");
   EXPECT_THAT(error_of(flags + " --for seq1f1b --seq-length 4"), HasSubstr("--lengths needs --balance"));
   EXPECT_THAT(error_of("--pp 2 --balance --lengths none.txt"), HasSubstr("none.txt"));
   EXPECT_THAT(error_of("--pp 2 --balance --lengths " + write("wrong.txt", "4 x\n")), HasSubstr("wrong.txt"));

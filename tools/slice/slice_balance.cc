@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -48,7 +49,7 @@ std::vector<int> words_to_compare(const nlohmann::json& document, const char* ke
 class Balance {
  public:
   Balance(nlohmann::json document, const SliceRequest& request)
-      : document_(std::move(document)), file_(request.file), stop_(request.stop) {
+      : document_(std::move(document)), file_(request.file), stop_(request.stop), budget_s_(request.time_budget_s) {
     const nlohmann::json::json_pointer lengths("/batch/lengths");
     if (!document_.contains(lengths) || document_[lengths].is_null()) {
       throw InputError("slice: --balance needs the lengths of documents (--lengths)");
@@ -81,6 +82,9 @@ class Balance {
 
  private:
   bool is_stopped() const { return stop_ != nullptr && *stop_; }
+  bool is_out_of_time() const {
+    return budget_s_ >= 0 && std::chrono::steady_clock::now() - begin_ >= std::chrono::duration<double>(budget_s_);
+  }
   static bool is_given(const BalanceCandidate& each) { return each.packer == Packer::given; }
   bool fits(const BalanceCandidate& each) const { return capacity_ == 0 || each.needed_bytes <= capacity_; }
 
@@ -100,7 +104,8 @@ class Balance {
   }
 
   void try_order(Packer packer, MicrobatchOrder order) {
-    if (is_stopped() && !candidates_.empty()) return;
+    out_of_time_ = out_of_time_ || (is_out_of_time() && !candidates_.empty());
+    if (out_of_time_ || (is_stopped() && !candidates_.empty())) return;
     BalanceCandidate& out = *candidates_.emplace_back(std::make_unique<BalanceCandidate>());
     out.packer = packer;
     out.order = order;
@@ -217,6 +222,7 @@ class Balance {
               {"replicas", saved(replicas_alone)},
               {"packing", saved(packing_alone)}}},
             {"fits", fits(*best_)},
+            {"out_of_time", out_of_time_},
             {"batch", run.microbatches},
             {"candidates", candidates_json()}};
   }
@@ -257,12 +263,16 @@ class Balance {
                "replicas alone {saved/replicas:.1%}][, packing alone {saved/packing:.1%}]\n",
                found);
     if (!fits(*best_)) out += "  no packing fits in memory\n";
+    if (out_of_time_) out += "  time budget exhausted: further packings and orders were not tried\n";
     return out;
   }
 
   nlohmann::json document_;
   std::string file_;
   const std::atomic<bool>* stop_;
+  double budget_s_;  // below 0: no limit
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  bool out_of_time_ = false;
   std::string assumed_;
   std::string schedule_;
   int replicas_ = 0;

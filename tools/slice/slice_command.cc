@@ -119,8 +119,9 @@ Subcommand add_slice_command(CLI::App& app) {
                    "Maximum number of slices, 1 to 32767 (default: no limit; --for: 16)")
       ->check(CLI::Range(1, 32767));
   command
-      ->add_option("--time-budget", options->request.time_budget_s,
-                   "Search time of --for in seconds, 0 to 1000000 (default 10)")
+      ->add_option(
+          "--time-budget", options->request.time_budget_s,
+          "Search time of --for and --balance in seconds, 0 to 1000000 (default: --for 10, --balance no limit)")
       ->check(number_from(0, 1e6));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.slice/1)");
   add_output(*command, "-o,--output", options->output,

@@ -232,16 +232,16 @@ SliceCut cut_slices(const SliceRequest& request, const nlohmann::json& document)
                  (request.joint > 0 ? 1 : 0) >
              1,
          "--for, --algorithm1, --equal-flops and --joint exclude each other");
-  refuse(request.balance &&
-             (algorithm1 || request.balanced || request.joint > 0 || !request.times.empty() || request.backward ||
-              request.granularity > 0 || request.slices > 0 || request.max_slices > 0 || request.time_budget_s >= 0),
-         "--balance takes --for and flags of the scenario alone");
+  refuse(
+      request.balance && (algorithm1 || request.balanced || request.joint > 0 || !request.times.empty() ||
+                          request.backward || request.granularity > 0 || request.slices > 0 || request.max_slices > 0),
+      "--balance takes --for, --time-budget and flags of the scenario alone");
   if (request.balance) return balance_batch(request, document);
   refuse(!request.schedule.empty() && request.backward,
          "--for excludes --backward: it always simulates forward and backward");
   refuse(request.balanced && request.max_slices > 0,
          "--equal-flops needs --slices, the number of slices, not --max-slices");
-  refuse(request.schedule.empty() && request.time_budget_s >= 0, "--time-budget needs --for");
+  refuse(request.schedule.empty() && request.time_budget_s >= 0, "--time-budget needs --for or --balance");
   refuse(!request.times.empty() && !measures_chunks(request) && request.granularity > 0,
          "--times excludes --granularity: the table has its own");
   refuse(!request.times.empty() && !request.file.empty(), "--times excludes a scenario file");
