@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -64,6 +65,39 @@ bool is_input_of(std::string_view module, std::string_view tensor) {
   return std::find(std::begin(kInputs), std::end(kInputs), std::pair(module, tensor)) != std::end(kInputs);
 }
 
+// A footprint that keeps what it has computed, of one shape.
+class KeptBytes : public Footprint {
+ public:
+  explicit KeptBytes(std::shared_ptr<const Footprint> of) : of_(std::move(of)) {}
+
+  StageBytes stage(int stage) const override {
+    const auto [found, added] = stages_.try_emplace(of_->alike(stage));
+    if (added) found->second = of_->stage(stage);
+    return found->second;
+  }
+  int alike(int stage) const override { return of_->alike(stage); }
+  std::string stage_formula(std::int64_t StageBytes::*field) const override { return of_->stage_formula(field); }
+  SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override {
+    if (shape != shape_) {
+      slices_.clear();
+      shape_ = shape;
+    }
+    const auto [found, added] = slices_.try_emplace({stage, slice});
+    if (added) found->second = of_->slice(stage, shape, slice);
+    return found->second;
+  }
+  std::vector<SliceTensor> tensors(int stage, const MicrobatchShape& shape, int slice) const override {
+    return of_->tensors(stage, shape, slice);
+  }
+  std::int64_t tied_embedding_bytes() const override { return of_->tied_embedding_bytes(); }
+
+ private:
+  std::shared_ptr<const Footprint> of_;
+  mutable std::map<int, StageBytes> stages_;
+  mutable std::map<std::pair<int, int>, SliceBytes> slices_;  // by stage and slice
+  mutable MicrobatchShape shape_;
+};
+
 }  // namespace
 
 std::vector<StageContents> split_stages(const Model& model, const Schedule& schedule,
@@ -95,13 +129,20 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule)
     : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches()) {}
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches)
-    : ScenarioCosts(std::move(scenario), schedule, microbatches, nullptr) {}
+    : ScenarioCosts(std::move(scenario), schedule, microbatches, nullptr, nullptr) {}
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages)
-    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), &stages) {}
+    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), &stages, nullptr) {}
+
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const ScenarioCosts* like)
+    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), nullptr, like) {
+  if (footprint_ != nullptr && (like == nullptr || footprint_ != like->footprint_)) {
+    footprint_ = std::make_shared<KeptBytes>(std::move(footprint_));
+  }
+}
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches,
-                             const std::vector<StageContents>* stages)
+                             const std::vector<StageContents>* stages, const ScenarioCosts* like)
     : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
   scenario_.training.vocabulary_barriers = schedule.vocabulary_barriers();
@@ -115,6 +156,13 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int mi
   }
   if (scenario_.model) {
     split_model(schedule, stages);
+    if (like != nullptr && scenario_.cost == CostKind::analytic && like->scenario_.cost == CostKind::analytic &&
+        scenario_.training == like->scenario_.training && stages_ == like->stages_ &&
+        scenario_.training.activation_offload == 0) {
+      footprint_ = like->footprint_;
+      cost_ = like->cost_;
+      return;
+    }
     with_place(scenario_, "/parallelism: ", [&] { make_footprint(schedule, table); });
   }
   make_cost(schedule, std::move(table));

@@ -32,6 +32,10 @@ class ScenarioCosts {
   ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches);
   // The same for stages with these contents, which need not add up to the model. Precondition: the scenario has one.
   ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages);
+  // The same, for one thread, with the footprint and the cost model of `like`, if not null, where both have the
+  // analytic cost of the same training and stages. Precondition: `like` is of the same model, cluster and software.
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, const ScenarioCosts* like);
+  bool shares_costs(const ScenarioCosts& other) const { return cost_ == other.cost_; }
 
   const Scenario& scenario() const { return scenario_; }  // with the schedule's training.pp and microbatches
   const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
@@ -40,8 +44,8 @@ class ScenarioCosts {
   LoweringOptions lowering_options(WeightPolicy policy) const;
 
  private:
-  ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches,
-                const std::vector<StageContents>* stages);
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches, const std::vector<StageContents>* stages,
+                const ScenarioCosts* like);
   std::int64_t library_workspace() const;
   void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
   void make_footprint(const Schedule& schedule, const std::optional<CostTable>& table);
@@ -53,8 +57,8 @@ class ScenarioCosts {
 
   Scenario scenario_;
   std::vector<StageContents> stages_;
-  std::unique_ptr<Footprint> footprint_;
-  std::unique_ptr<CostModel> cost_;
+  std::shared_ptr<const Footprint> footprint_;
+  std::shared_ptr<const CostModel> cost_;
   std::optional<OffloadOptions> offload_;
 };
 

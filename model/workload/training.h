@@ -250,6 +250,8 @@ struct Training {
   bool has_modules_to_repeat() const;
   // Whether each tp rank sends its own shard of a transfer instead of the whole tensor.
   bool splits_transfers() const { return tp > 1 && (sequence_parallel || scatter_gather); }
+
+  friend bool operator==(const Training&, const Training&) = default;
 };
 
 // Returns a vocabulary size as padded by Megatron-LM: to the next multiple of 128 tp.

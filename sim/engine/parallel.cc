@@ -2,6 +2,7 @@
 
 #if defined(SLUICE_HAVE_TBB)
 #include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 #elif !defined(SLUICE_NO_THREADS)
 #include <algorithm>
 #include <atomic>
@@ -22,7 +23,11 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
   });
 }
 
+int num_threads() { return tbb::this_task_arena::max_concurrency(); }
+
 #elif defined(SLUICE_NO_THREADS)
+
+int num_threads() { return 1; }
 
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
   for (std::int64_t i = 0; i < count; ++i) body(i);
@@ -30,11 +35,13 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
 
 #else
 
+int num_threads() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
+
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
   // A loop inside another one runs on the thread that reaches it: the outer loop already uses all cores.
   thread_local bool inside = false;
-  const std::int64_t num_threads = inside ? 1 : std::min<std::int64_t>(count, std::thread::hardware_concurrency());
-  if (num_threads <= 1) {
+  const std::int64_t threads_used = inside ? 1 : std::min<std::int64_t>(count, num_threads());
+  if (threads_used <= 1) {
     for (std::int64_t i = 0; i < count; ++i) body(i);
     return;
   }
@@ -53,8 +60,8 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
   };
   {
     std::vector<std::jthread> threads;
-    threads.reserve(static_cast<std::size_t>(num_threads) - 1);
-    for (std::int64_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
+    threads.reserve(static_cast<std::size_t>(threads_used) - 1);
+    for (std::int64_t i = 1; i < threads_used; ++i) threads.emplace_back(work);
     work();
   }
   if (error) std::rethrow_exception(error);

@@ -170,7 +170,11 @@ void add_times(StageWork& times, const StageWork& more) {
 }
 
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs) {
-  std::vector<StageWork> stages = compute_times(schedule, costs);
+  return least_iteration(schedule, microbatches, costs, compute_times(schedule, costs));
+}
+
+Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs,
+                         std::vector<StageWork> stages) {
   const std::vector<StageWork> transfers = transfer_times(schedule, costs);
   for (std::size_t stage = 0; stage < stages.size(); ++stage) add_times(stages[stage], transfers[stage]);
   JointSavings savings(schedule, costs.cost());

@@ -32,6 +32,9 @@ void add_times(StageWork& times, const StageWork& more);
 // first slice to the rank, its compute time, and the path of the last gradient from it. Precondition: one shape, and
 // equally many microbatches per route.
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
+// The same with the times of stages that compute_times returns.
+Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs,
+                         std::vector<StageWork> stages);
 
 // The same with any shapes, of the compute time alone: the maximum over the ranks of the sum over their ops.
 Duration least_compute(const Schedule& schedule, const ScenarioCosts& costs);

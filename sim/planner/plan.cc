@@ -1,6 +1,9 @@
 #include "sim/planner/plan.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "model/errors.h"
@@ -16,6 +19,7 @@ constexpr std::size_t kLargestRound = 4096;
 constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 24, .nodes = 50'000};
 constexpr int kMostOffloaded = 6;            // times the bytes that are left without optimizer states, at most
 constexpr int kMostGain = 10;                // percent that layers of stages are assumed to gain at most
+constexpr int kGroupsPerThread = 4;          // of structures, at least
 constexpr std::int64_t kMostKept = 100'000;  // vertices and ops of a structure that is kept between rounds
 
 // Whether two configurations hold the same bytes for the whole run, since they are equal but for what they recompute
@@ -141,40 +145,71 @@ std::vector<Plan::Work> Plan::next() {
     add_offloaded();
     return next();
   }
-  std::stable_sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.structure < b.structure; });
+  group(work);
   return work;
+}
+
+// Puts configurations of one group next to each other; of those to assess also such that differ in their families
+// alone.
+void Plan::group(std::vector<Work>& work) const {
+  const bool simulate = !work.empty() && work.front().simulate;
+  std::map<std::array<int, 4>, int> numbers;
+  std::vector<int> group_of(structures_.size());
+  for (const auto& [key, structure] : structure_numbers_) {
+    const auto& [family, pp, chunks, microbatches, slices] = key;
+    group_of[to_size(structure)] =
+        numbers.try_emplace({pp, chunks, microbatches, slices}, static_cast<int>(numbers.size())).first->second;
+  }
+  const bool few = std::ssize(numbers) < std::ptrdiff_t{kGroupsPerThread} * num_threads();
+  for (Work& each : work) each.group = simulate || few ? each.structure : group_of[to_size(each.structure)];
+  const auto sizes = [&](const Work& of) {
+    const PlanPoint& point = points_[to_size(of.point)];
+    return std::tuple(of.group, point.tp, point.cp, point.dp, point.ep, point.etp, point.micro_batch,
+                      point.first_layers, point.last_layers, point.distributed_optimizer, point.overlap_grad_reduce,
+                      point.overlap_param_gather, point.pipeline_before_data, point.recompute, point.recompute_layers);
+  };
+  std::stable_sort(work.begin(), work.end(),
+                   [&](const Work& a, const Work& b) { return simulate ? a.group < b.group : sizes(a) < sizes(b); });
+}
+
+PlanResult Plan::work_out(const Work& work, SharedCosts& shared) {
+  std::unique_ptr<StructureRuns>& structure = structures_[to_size(work.structure)];
+  try {
+    const Scenario scenario = scenario_of(base_, space_, points_[to_size(work.point)]);
+    if (!structure) structure = std::make_unique<StructureRuns>(scenario);
+    return work.simulate ? structure->run(scenario) : structure->assess(scenario, shared);
+  } catch (const InputError& error) {
+    PlanResult out{.status = PlanStatus::refused};
+    out.reason = error.what();
+    return out;
+  }
 }
 
 std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::atomic<bool>* stop,
                                        const std::function<void(std::int64_t)>& progress) {
   std::vector<PlanResult> results(work.size());
-  std::vector<std::pair<std::size_t, std::size_t>> runs;  // of one structure
+  std::vector<std::pair<std::size_t, std::size_t>> runs;  // of one group
   for (std::size_t i = 0; i < work.size(); ++i) {
-    if (i == 0 || work[i].structure != work[i - 1].structure) runs.emplace_back(i, i);
+    if (i == 0 || work[i].group != work[i - 1].group) runs.emplace_back(i, i);
     runs.back().second = i + 1;
   }
   parallel_for(std::ssize(runs), [&](std::int64_t index) {
     const auto [begin, end] = runs[index];
-    std::unique_ptr<StructureRuns>& structure = structures_[work[begin].structure];
+    SharedCosts shared;
+    std::map<int, std::size_t> last;  // by structure
     for (std::size_t i = begin; i < end; ++i) {
       if (stop != nullptr && *stop) return;
-      if (!work[i].simulate && i > begin && results[i - 1].standing_over &&
-          hold_the_same(points_[work[i].point], points_[work[i - 1].point])) {
-        results[i] = results[i - 1];
-        if (progress) progress(1);
-        continue;
-      }
-      try {
-        const Scenario scenario = scenario_of(base_, space_, points_[work[i].point]);
-        if (!structure) structure = std::make_unique<StructureRuns>(scenario);
-        results[i] = work[i].simulate ? structure->run(scenario) : structure->assess(scenario);
-      } catch (const InputError& error) {
-        results[i].status = PlanStatus::refused;
-        results[i].reason = error.what();
-      }
+      const auto [before, first] = last.try_emplace(work[i].structure, i);
+      const bool over = !work[i].simulate && !first && results[before->second].standing_over &&
+                        hold_the_same(points_[work[i].point], points_[work[before->second].point]);
+      results[i] = over ? results[before->second] : work_out(work[i], shared);
+      before->second = i;
       if (progress) progress(1);
     }
-    if (structure && structure->num_vertices() + structure->num_ops() > kMostKept) structure.reset();
+    for (const auto& [structure, unused] : last) {
+      std::unique_ptr<StructureRuns>& runs_of = structures_[to_size(structure)];
+      if (runs_of && runs_of->num_vertices() + runs_of->num_ops() > kMostKept) runs_of.reset();
+    }
   });
   return results;
 }
@@ -202,7 +237,8 @@ void Plan::end_round() {
   round_size_ = kFirstRound;
   std::vector<char> needed(structures_.size(), 0);
   for (; num_assessed_ < points_.size(); ++num_assessed_) {
-    if (results_[num_assessed_].status != PlanStatus::open) continue;
+    const PlanResult& result = results_[num_assessed_];
+    if (result.status != PlanStatus::open || result.needed_bytes == 0) continue;  // stopped before it was assessed
     queue_.push_back(static_cast<int>(num_assessed_));
     needed[to_size(structure_of_[num_assessed_])] = 1;
   }

@@ -37,13 +37,15 @@ class Plan {
   std::span<const PlanPoint> points() const { return points_; }
   std::span<const PlanResult> results() const { return results_; }  // by point
 
-  // One configuration to process. Those of one structure are processed faster together.
+  // One configuration to process. Those of one group are processed faster together: of one structure to simulate, of
+  // structures that differ in their families alone to assess.
   struct Work {
     int point = 0;
     int structure = 0;
     bool simulate = false;  // otherwise only assessed
+    int group = 0;          // of this round
   };
-  // Returns the next round, with configurations of one structure adjacent; empty at the end of the search.
+  // Returns the next round, with configurations of one group adjacent; empty at the end of the search.
   std::vector<Work> next();
   // Processes `work` in parallel. Once `*stop` is set, the remaining configurations stay open. Calls `progress` with
   // the number of newly finished ones, from any thread.
@@ -85,6 +87,8 @@ class Plan {
     bool rule_out(const PlanResult& bounds, int keep) const;
   };
 
+  void group(std::vector<Work>& work) const;
+  PlanResult work_out(const Work& work, SharedCosts& shared);
   bool dominated(int point) const;
   void add_point(const PlanPoint& point);
   bool memory_binds() const;

@@ -11,7 +11,6 @@
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/batch_setup.h"
-#include "sim/planner/iteration_bound.h"
 
 namespace sluice::sim {
 namespace {
@@ -144,11 +143,16 @@ PlanResult StructureRuns::assess_whole(const Scenario& scenario) const {
   return out;
 }
 
-PlanResult StructureRuns::assess(const Scenario& scenario) try {
+PlanResult StructureRuns::assess(const Scenario& scenario, SharedCosts& shared) try {
   if (is_whole(scenario)) return assess_whole(scenario);
   Sketch& of = sketch();
   of.schedule.resize({scenario.shape});
-  const ScenarioCosts costs(scenario, of.schedule);
+  ScenarioCosts made(scenario, of.schedule, shared.costs ? &*shared.costs : nullptr);
+  if (!shared.costs || !made.shares_costs(*shared.costs) || shared.shape != scenario.shape) {
+    shared.shape = scenario.shape;
+    shared.times = {};
+  }
+  const ScenarioCosts& costs = shared.costs.emplace(std::move(made));
   PlanResult out;
   const Gpu& gpu = scenario.cluster->gpu;
   // The bytes held for the whole run often decide. Those of activations follow from the ops alone, without a graph.
@@ -163,7 +167,9 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
     return out;
   }
   if (!family_.asynchronous) {
-    out.bound = least_iteration(of.schedule, params_.microbatches, costs);
+    std::vector<StageWork>& times = shared.times[of.schedule.split_backward() ? 1 : 0];
+    if (times.empty()) times = compute_times(of.schedule, costs);
+    out.bound = least_iteration(of.schedule, params_.microbatches, costs, times);
     if (scenario.correction) {
       out.bound = from_seconds(scenario.correction->at(to_seconds(out.bound)).seconds, "calibration");
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "model/timeline/memory.h"
 #include "sim/engine/prediction.h"
 #include "sim/engine/steady_state.h"
+#include "sim/planner/iteration_bound.h"
 
 namespace sluice::sim {
 
@@ -42,6 +44,13 @@ struct PlanResult {
   std::string reason;  // if refused
 };
 
+// What configurations share that are assessed one after another and differ in their families alone.
+struct SharedCosts {
+  std::optional<ScenarioCosts> costs;  // of the one before
+  MicrobatchShape shape;
+  std::array<std::vector<StageWork>, 2> times;  // of its stages, with whole and split backwards; empty: not computed
+};
+
 // Simulates configurations of one structure: the same family, ranks, chunks, microbatches and slices, with different
 // costs and sizes. They share schedules and graphs, and the steady state is simulated once. Not thread-safe.
 class StructureRuns {
@@ -49,8 +58,9 @@ class StructureRuns {
   // `scenario` is any of the configurations. Throws InputError if the family does not support it.
   explicit StructureRuns(const Scenario& scenario);
 
-  // Returns a refused, over or open result with lower bounds, without simulating.
-  PlanResult assess(const Scenario& scenario);
+  // Returns a refused, over or open result with lower bounds, without simulating. `shared` is of other configurations
+  // of one base and one thread.
+  PlanResult assess(const Scenario& scenario, SharedCosts& shared);
   // Returns a refused or simulated result, whose times and bytes equal those of `predict`. Of one whose makespan is not
   // below `worth`, this may be a lower bound, the bytes are not computed, and it does not fit. Of runs of over 2^18
   // vertices that do not become periodic, times are extrapolated.

@@ -157,7 +157,8 @@ TEST(StructureRuns, EqualPredictions) {
       const Scenario scenario = scenario_of(base, space, points[i]);
       SCOPED_TRACE(flags_of(base, space, points[i]));
       if (i == 0 || structure(points[i]) != structure(points[i - 1])) runs.emplace(scenario);
-      const PlanResult assessed = runs->assess(scenario);
+      SharedCosts shared;
+      const PlanResult assessed = runs->assess(scenario, shared);
       const PlanResult result = runs->run(scenario);
       try {
         const model::Setup setup(scenario);
@@ -188,6 +189,44 @@ TEST(StructureRuns, EqualPredictions) {
 
 // Of batches with tens of thousands of microbatches, times and bytes are those of `predict`, or marked as extrapolated
 // and as near as the drift that is left out.
+// Of neighbors in every order, also those that share nothing.
+TEST(StructureRuns, BoundsDoNotDependOnWhatWasAssessedBefore) {
+  const Scenario base = base_of({{"model", {{"num_experts", 8}, {"moe_ffn_hidden_size", 1024}}}});
+  PlanSpace space;
+  space.tp = {2};
+  space.pp = {4};
+  space.micro_batch = {2};
+  space.recompute = {"none", "full"};
+  space.slices = {1, 2};
+  std::vector<PlanPoint> points = enumerate(base, space);
+  std::shuffle(points.begin(), points.end(), std::mt19937(7));
+  points.resize(small_scope() ? 200 : 1500);
+  std::stable_sort(points.begin(), points.begin() + std::ssize(points) / 2, [](const PlanPoint& a, const PlanPoint& b) {
+    const auto sizes = [](const PlanPoint& of) {
+      return std::tie(of.tp, of.pp, of.ep, of.chunks, of.slices, of.recompute, of.distributed_optimizer,
+                      of.overlap_grad_reduce, of.overlap_param_gather, of.pipeline_before_data);
+    };
+    return sizes(a) < sizes(b);
+  });
+  SharedCosts shared;
+  int sharing = 0;
+  for (const PlanPoint& point : points) {
+    SCOPED_TRACE(flags_of(base, space, point));
+    const Scenario scenario = scenario_of(base, space, point);
+    const CostModel* const before = shared.costs ? &shared.costs->cost() : nullptr;
+    const PlanResult next = StructureRuns(scenario).assess(scenario, shared);
+    sharing += shared.costs && &shared.costs->cost() == before ? 1 : 0;
+    SharedCosts none;
+    const PlanResult alone = StructureRuns(scenario).assess(scenario, none);
+    ASSERT_EQ(next.status, alone.status);
+    ASSERT_EQ(next.bound, alone.bound);
+    ASSERT_EQ(next.needed_bytes, alone.needed_bytes);
+    ASSERT_EQ(next.tight, alone.tight);
+  }
+  EXPECT_GT(sharing, std::ssize(points) / 10);
+  EXPECT_LT(sharing, std::ssize(points));
+}
+
 TEST(StructureRuns, LongRunsNeedFewMicrobatches) {
   const Scenario base = base_of({{"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
                                  {"model", {{"num_layers", 26}, {"untie_embeddings_and_output_weights", true}}},
@@ -206,7 +245,8 @@ TEST(StructureRuns, LongRunsNeedFewMicrobatches) {
     const Scenario scenario = scenario_of(base, space, point);
     SCOPED_TRACE(flags_of(base, space, point));
     StructureRuns runs(scenario);
-    const PlanResult assessed = runs.assess(scenario);
+    SharedCosts shared;
+    const PlanResult assessed = runs.assess(scenario, shared);
     const PlanResult result = runs.run(scenario);
     const Prediction expected = predict(model::Setup(scenario));
     ASSERT_EQ(result.status, PlanStatus::simulated) << result.reason;
@@ -513,6 +553,22 @@ TEST(Plan, StopsOnRequest) {
   const auto work = plan.next();
   ASSERT_FALSE(work.empty());
   for (const PlanResult& result : plan.work_out(work, &stop)) EXPECT_EQ(result.status, PlanStatus::open);
+}
+
+TEST(Plan, WhatWasAssessedBeforeAStopCanBeSimulated) {
+  Plan plan(base_of(), {}, 5);
+  std::atomic<bool> stop = false;
+  std::atomic<std::int64_t> assessed = 0;
+  const auto work = plan.next();
+  plan.take(work, plan.work_out(work, &stop, [&](std::int64_t more) { stop = (assessed += more) >= 400; }));
+  plan.end_round();
+  ASSERT_LT(assessed, std::ssize(work));
+  const auto leaders = plan.next();
+  ASSERT_FALSE(leaders.empty());
+  for (const Plan::Work& each : leaders)
+    EXPECT_GT(plan.results()[static_cast<std::size_t>(each.point)].needed_bytes, 0);
+  plan.take(leaders, plan.work_out(leaders));
+  EXPECT_FALSE(plan.ranking().empty());
 }
 
 }  // namespace

@@ -46,10 +46,10 @@ struct PlanOptions {
 // Returns this process's part of a round; work on one structure stays together.
 std::vector<Plan::Work> own_part(const std::vector<Plan::Work>& work, const MpiRanks& ranks) {
   std::vector<Plan::Work> out;
-  int structures = 0;
+  int groups = 0;
   for (std::size_t i = 0; i < work.size(); ++i) {
-    if (i > 0 && work[i].structure != work[i - 1].structure) ++structures;
-    if (structures % ranks.size() == ranks.rank()) out.push_back(work[i]);
+    if (i > 0 && work[i].group != work[i - 1].group) ++groups;
+    if (groups % ranks.size() == ranks.rank()) out.push_back(work[i]);
   }
   return out;
 }
@@ -116,6 +116,12 @@ class Patience {
   std::chrono::steady_clock::time_point next_look_;
 };
 
+// After an interrupted assessment: simulates the most promising of what was assessed, so that there is a best so far.
+void simulate_leaders(Plan& plan) {
+  const std::vector<Plan::Work> leaders = plan.next();
+  if (!leaders.empty() && leaders.front().simulate) plan.take(leaders, plan.work_out(leaders));
+}
+
 SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, const Interrupt& interrupt) {
   std::optional<Progress> progress;
   std::int64_t base = 0;
@@ -136,8 +142,9 @@ SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, cons
     if (ranks.size() == 1) {
       plan.take(mine, results);
       plan.end_round();
-      if (interrupt.came()) return SearchEnd::interrupted;
-      continue;
+      if (!interrupt.came()) continue;
+      if (!simulating) simulate_leaders(plan);
+      return SearchEnd::interrupted;
     }
     SearchEnd end = SearchEnd::complete;
     Patience patience(peers, interrupt);
