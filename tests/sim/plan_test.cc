@@ -199,15 +199,14 @@ TEST(StructureRuns, BoundsDoNotDependOnWhatWasAssessedBefore) {
   space.recompute = {"none", "full"};
   space.slices = {1, 2};
   std::vector<PlanPoint> points = enumerate(base, space);
-  std::shuffle(points.begin(), points.end(), std::mt19937(7));
+  const auto sizes = [](const PlanPoint& of) {
+    return std::tie(of.tp, of.pp, of.ep, of.chunks, of.slices, of.first_layers, of.last_layers, of.recompute,
+                    of.distributed_optimizer, of.overlap_grad_reduce, of.overlap_param_gather, of.pipeline_before_data);
+  };
+  std::stable_sort(points.begin(), points.end(),
+                   [&](const PlanPoint& a, const PlanPoint& b) { return sizes(a) < sizes(b); });
   points.resize(small_scope() ? 200 : 1500);
-  std::stable_sort(points.begin(), points.begin() + std::ssize(points) / 2, [](const PlanPoint& a, const PlanPoint& b) {
-    const auto sizes = [](const PlanPoint& of) {
-      return std::tie(of.tp, of.pp, of.ep, of.chunks, of.slices, of.recompute, of.distributed_optimizer,
-                      of.overlap_grad_reduce, of.overlap_param_gather, of.pipeline_before_data);
-    };
-    return sizes(a) < sizes(b);
-  });
+  std::shuffle(points.begin() + std::ssize(points) / 2, points.end(), std::mt19937(7));
   SharedCosts shared;
   int sharing = 0;
   for (const PlanPoint& point : points) {
