@@ -201,8 +201,9 @@ TEST(GoodputCommand, SweepsFlagsAndKeys) {
   EXPECT_THAT(std::string(sweep["runs"][1]["error"]), HasSubstr("needs --dp of at least 2"));
   EXPECT_THAT(read_file(folder.path("sweep.csv")),
               HasSubstr(fmt::format("\n128,restart,128,1,{}", alone["goodput"]["mean"].get<double>())));
-  EXPECT_THAT(run_sluice(words("goodput --gpus 64 " + flags + "--sweep gpus=64,128")).out,
-              HasSubstr(fmt::format("{:.2f} %", 100 * mean(alone))));
+  EXPECT_THAT(
+      run_sluice(words("goodput --gpus 64 " + flags + "--sweep gpus=64,128")).out,
+      testing::AllOf(HasSubstr(fmt::format("{:.2f} %", 100 * mean(alone))), HasSubstr("    --step-time 1s  (")));
   EXPECT_THAT(error("--gpus 8 --sweep dp=1 --policy drop"), HasSubstr("no combination can be simulated"));
   EXPECT_THAT(error("--gpus 8 --sweep spare=1"), HasSubstr("spare"));
 }

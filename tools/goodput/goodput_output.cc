@@ -169,12 +169,6 @@ std::string sensitivity_text(const OrderedJson& results) {
   return out.empty() ? "" : "  halving gains: " + out + "\n";
 }
 
-std::string assumptions_text(const OrderedJson& results) {
-  std::string out;
-  for (const OrderedJson& row : results["assumptions"]) out += filled("    {value}  ({source})\n", row);
-  return out.empty() ? "" : "  assumed, because not given:\n" + out;
-}
-
 // The trial whose goodput is nearest to the median, the first of equals.
 std::size_t median_trial(const GoodputSummary& summary) {
   const double median = quantile(summary.goodputs, 0.5);
@@ -188,6 +182,12 @@ std::size_t median_trial(const GoodputSummary& summary) {
 }
 
 }  // namespace
+
+std::string assumptions_text(const OrderedJson& assumptions) {
+  std::string out;
+  for (const OrderedJson& row : assumptions) out += filled("    {value}  ({source})\n", row);
+  return out.empty() ? "" : "  assumed, because not given:\n" + out;
+}
 
 OrderedJson goodput_json(const GoodputRequest& request, const GoodputSetting& setting) {
   GoodputRun run = setting.run;
@@ -260,7 +260,7 @@ std::string goodput_text(const OrderedJson& results) {
                                      {"energy_dollars", ", energy ${energy_dollars:k}"}}) {
     if (results["cost"].contains(key)) out += filled(pattern, results["cost"]);
   }
-  return out + "\n" + sensitivity_text(results) + assumptions_text(results);
+  return out + "\n" + sensitivity_text(results) + assumptions_text(results["assumptions"]);
 }
 
 std::string goodput_csv(const OrderedJson& results) { return csv("use,fraction,hours", results["uses"]); }

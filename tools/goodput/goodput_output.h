@@ -14,5 +14,6 @@ OrderedJson goodput_json(const GoodputRequest& request, const GoodputSetting& se
 // Returns the results as text on one screen, and the use of time as CSV, one row per cause.
 std::string goodput_text(const OrderedJson& results);
 std::string goodput_csv(const OrderedJson& results);
+std::string assumptions_text(const OrderedJson& assumptions);
 
 }  // namespace sluice::tools

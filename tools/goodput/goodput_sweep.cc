@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
@@ -48,6 +49,21 @@ std::string with_axes(const OrderedJson& sweep, const Column& column, std::strin
   return out += rest;
 }
 
+// What every run of a sweep assumes; what differs between them is in its JSON.
+OrderedJson common_assumptions(const OrderedJson& runs) {
+  OrderedJson out;
+  for (const OrderedJson& run : runs) {
+    if (run.contains("error")) continue;
+    const OrderedJson& own = run["assumptions"];
+    if (out.is_null()) out = own;
+    out.erase(
+        std::remove_if(out.begin(), out.end(),
+                       [&](const OrderedJson& each) { return std::find(own.begin(), own.end(), each) == own.end(); }),
+        out.end());
+  }
+  return out;
+}
+
 }  // namespace
 
 OrderedJson goodput_sweep_json(const GoodputRequest& request, const nlohmann::json& document,
@@ -82,7 +98,8 @@ std::string goodput_sweep_text(const OrderedJson& sweep) {
                          "95 %={goodput_quantiles/p95:.2%}|ETTR={ettr/mean:.2%}|MFU={mfu:.1%}|days={days/mean:.2f}|"
                          "one failure in={mtbf_s:t}|checkpoints every={checkpoints/interval_s:t}|"
                          "spares={spares/nodes}|<error=[{error}]"),
-               sweep["runs"]);
+               sweep["runs"]) +
+         assumptions_text(common_assumptions(sweep["runs"]));
 }
 
 std::string goodput_sweep_csv(const OrderedJson& sweep) {
