@@ -40,7 +40,7 @@ constexpr HfType kHfTypes[] = {
      .router_scale = true,
      .pattern = "WWWWWF"},
     {.name = "glm4_moe", .qkv_bias = true},
-    {.name = "glm5_next_text", .linear = 'K', .mean_of_streams = true, .clamp = 10, .pattern = "KKKF"},
+    {.name = "glm5_next_text", .mean_of_streams = true, .linear = 'K', .clamp = 10, .pattern = "KKKF"},
     {.name = "glm_moe_dsa"},
     {.name = "gpt_neox",
      .qkv_bias = true,

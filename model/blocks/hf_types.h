@@ -30,10 +30,10 @@ struct HfType {
   bool shared_gate = false;
   bool router_bias = false;
   bool router_scale = false;
+  bool mean_of_streams = false;   // at the end; otherwise a learned combination
   char linear = 'G';              // what "linear_attention" is: see HfConfig::mixer_at
   int parallel_norms = 0;         // attention and MLP side by side after this number of norms
   std::string_view sinks = "";    // kinds of mixers that have them, as in `pattern`
-  bool mean_of_streams = false;   // at the end; otherwise a learned combination
   double clamp = 0;               // of gated experts, where the config has no swiglu_limit; 0: they have none
   std::string_view pattern = "";  // of mixers where the config lists none: F full, W window, G delta, repeated
 };
