@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 
 namespace sluice::model {
 namespace {

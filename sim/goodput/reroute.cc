@@ -7,6 +7,7 @@
 
 #include "model/errors.h"
 #include "model/timeline/memory.h"
+#include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
 
@@ -54,14 +55,14 @@ class Peers {
     int replica = 0;
     int next = failures;  // peers of different ranks are different replicas, if there are enough
     for (const int count : lost) {
-      std::vector<char> alive(static_cast<std::size_t>(copies_), 1);
-      for (int i = 0; i < std::min(count, copies_ - 1); ++i) alive[static_cast<std::size_t>(replica++ % copies_)] = 0;
-      std::vector<int> of_rank(static_cast<std::size_t>(copies_ * microbatches_));
+      std::vector<char> alive(to_size(copies_), 1);
+      for (int i = 0; i < std::min(count, copies_ - 1); ++i) alive[to_size(replica++ % copies_)] = 0;
+      std::vector<int> of_rank(to_size(copies_ * microbatches_));
       for (int k = 0; k < copies_; ++k) {
         for (int mb = 0; mb < microbatches_; ++mb) {
           int peer = k;
-          while (alive[static_cast<std::size_t>(peer)] == 0) peer = next++ % copies_;
-          of_rank[static_cast<std::size_t>(k * microbatches_ + mb)] = peer;
+          while (alive[to_size(peer)] == 0) peer = next++ % copies_;
+          of_rank[to_size(k * microbatches_ + mb)] = peer;
         }
       }
       replica_of_.push_back(std::move(of_rank));
@@ -69,9 +70,7 @@ class Peers {
   }
 
   int copies() const { return copies_; }
-  int replica_of(int rank, int microbatch) const {
-    return replica_of_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(microbatch)];
-  }
+  int replica_of(int rank, int microbatch) const { return replica_of_[to_size(rank)][to_size(microbatch)]; }
 
  private:
   int microbatches_;
@@ -99,17 +98,17 @@ Schedule rerouted(const Schedule& schedule, std::span<const int> lost, int repli
   parts.routes.clear();
   parts.route_of.clear();
   parts.cells.clear();
-  parts.orders.assign(static_cast<std::size_t>(parts.num_ranks), {});
+  parts.orders.assign(to_size(parts.num_ranks), {});
   std::map<std::vector<int>, std::uint8_t> routes;
   const std::vector<int> shape_of = std::move(parts.shape_of);
   parts.shape_of.clear();
   for (int mb = 0; mb < copies * microbatches; ++mb) {
-    std::vector<int> route = schedule.routes()[static_cast<std::size_t>(schedule.route(mb % microbatches))];
+    std::vector<int> route = schedule.routes()[to_size(schedule.route(mb % microbatches))];
     for (int& rank : route) rank = rank * copies + peers.replica_of(rank, mb);
     const auto [known, added] = routes.try_emplace(route, static_cast<std::uint8_t>(routes.size()));
     if (added) parts.routes.push_back(route);
     parts.route_of.push_back(known->second);
-    if (!shape_of.empty()) parts.shape_of.push_back(shape_of[static_cast<std::size_t>(mb % microbatches)]);
+    if (!shape_of.empty()) parts.shape_of.push_back(shape_of[to_size(mb % microbatches)]);
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     for (const Op& op : schedule.ops(rank)) {
@@ -118,7 +117,7 @@ Schedule rerouted(const Schedule& schedule, std::span<const int> lost, int repli
           Op moved = op;
           moved.microbatch += k * microbatches;
           const int peer = peers.replica_of(rank, moved.microbatch);
-          if ((peer == k) == own) parts.orders[static_cast<std::size_t>(rank * copies + peer)].push_back(moved);
+          if ((peer == k) == own) parts.orders[to_size(rank * copies + peer)].push_back(moved);
         }
       }
     }
