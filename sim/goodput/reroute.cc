@@ -57,7 +57,7 @@ class Peers {
     for (const int count : lost) {
       std::vector<char> alive(to_size(copies_), 1);
       for (int i = 0; i < std::min(count, copies_ - 1); ++i) alive[to_size(replica++ % copies_)] = 0;
-      std::vector<int> of_rank(to_size(copies_ * microbatches_));
+      std::vector<int> of_rank(to_size(copies_) * to_size(microbatches_));
       for (int k = 0; k < copies_; ++k) {
         for (int mb = 0; mb < microbatches_; ++mb) {
           int peer = k;
