@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the build needs, builds the release preset and runs all its tests. On a bare Debian 12 machine this is all
-# that is needed. SLUICE_JOBS sets the number of concurrent jobs (default: the number of cores). tools/check.sh has the
-# deeper checks.
+# tools/test.sh [--all]: installs what the build needs, builds the release preset and runs its tests. On a bare Debian 12
+# machine this is all that is needed. With --all, exhaustive tests try all their cases, which takes a third longer.
+# SLUICE_JOBS sets the number of concurrent jobs (default: the number of cores). tools/check.sh has the deeper checks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source tools/steps.sh
+if [ "${1:-}" = --all ]; then
+  export SLUICE_TEST_SCOPE=all
+  shift
+fi
 takes_no_arguments "$@"
 
 jobs=${SLUICE_JOBS:-$(nproc)}

@@ -25,10 +25,10 @@ inline void expect_golden(const std::string& name, const std::string& actual) {
   EXPECT_EQ(actual, read_file(path)) << "differs from " << path << " (SLUICE_UPDATE_GOLDEN=1 rewrites it)";
 }
 
-// Returns whether exhaustive tests should use fewer cases: SLUICE_TEST_SCOPE=small, set by the sanitizer presets.
+// Returns whether exhaustive tests use fewer cases: unless SLUICE_TEST_SCOPE=all (tools/test.sh --all).
 inline bool small_scope() {
   const char* scope = std::getenv("SLUICE_TEST_SCOPE");
-  return scope != nullptr && std::string(scope) == "small";
+  return scope == nullptr || std::string(scope) != "all";
 }
 
 // Returns every fourth of the cases of a test in the small scope, otherwise all.

@@ -17,6 +17,7 @@
 #include "model/schedule/with_communication.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
+#include "tests/support/golden.h"
 #include "tests/support/shapes.h"
 
 namespace sluice::test {
@@ -266,7 +267,7 @@ TEST(Communicators, EqualAnEventSimulation) {
   std::mt19937 random(36);
   int hung = 0;
   int ran = 0;
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < (small_scope() ? 5000 : 20000); ++i) {
     const HostProgram program = random_program(random, true);
     const CommunicatorMapping& mapping = communicator_mappings()[random() % communicator_mappings().size()];
     const CommunicatorModel model{.communicator = mapping.communicator,
@@ -302,7 +303,7 @@ TEST(Communicators, SplittingAQueueNeverCausesAHang) {
   // Coarser mappings by index, each with one that divides it.
   const std::pair<int, int> splits[] = {{0, 1}, {0, 2}, {2, 3}, {3, 4}, {1, 4}};
   int tried = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < (small_scope() ? 800 : 3000); ++i) {
     const HostProgram program = random_program(random, true);
     for (const auto& [coarse, fine] : splits) {
       for (const HostWait wait : kWaits) {
