@@ -100,6 +100,10 @@ AnalyticCost::AnalyticCost(Model model, const Training& training, std::vector<St
                     cluster_.name));
   }
   if (keeps_layers()) kept_ = std::make_shared<KeptTimes>();
+  if (training_.ep > 1) {
+    ranks_of_token_ = expected_parts(model_.experts, training_.ep);
+    nodes_of_token_ = expected_parts(model_.experts, placement_.expert_group().nodes);
+  }
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
   }
@@ -277,9 +281,8 @@ AnalyticCost::SentBytes AnalyticCost::dispatched(double bytes) const {
   // Each token is sent once to every other node that has some of its experts, and there, as within its own node, once
   // to every rank.
   const double copy = bytes / model_.experts.per_token;
-  const double to_ranks = copy * expected_parts(model_.experts, training_.ep);
-  const double to_nodes = copy * expected_parts(model_.experts, reach.nodes);
-  return {.near = to_ranks * (reach.per_node - 1) / reach.per_node, .far = to_nodes * (reach.nodes - 1) / reach.nodes};
+  return {.near = copy * ranks_of_token_ * (reach.per_node - 1) / reach.per_node,
+          .far = copy * nodes_of_token_ * (reach.nodes - 1) / reach.nodes};
 }
 
 double AnalyticCost::dispatch_s(const KernelCall& call) const {
@@ -288,8 +291,6 @@ double AnalyticCost::dispatch_s(const KernelCall& call) const {
     const SentBytes sent = dispatched(call.bytes);
     return collectives_.exchange_s(reach, sent.near, sent.far);
   }
-  const double copies = expected_parts(model_.experts, training_.ep);
-  const double domains = expected_parts(model_.experts, reach.nodes);
   // HybridEP sends tokens with the probabilities of all experts of their domain, and returns their gradients.
   const bool hybrid = training_.token_dispatcher == Training::TokenDispatcher::hybridep;
   const double probability_bytes =
@@ -297,13 +298,13 @@ double AnalyticCost::dispatch_s(const KernelCall& call) const {
   return expert_exchange_s(training_.token_dispatcher,
                            {.tokens = call.tokens,
                             .token_bytes = call.bytes / (call.tokens * model_.experts.per_token) + probability_bytes,
-                            .copies = copies,
+                            .copies = ranks_of_token_,
                             .ranks = static_cast<double>(reach.per_node),
                             .domains = static_cast<double>(reach.nodes),
                             .multiprocessors = static_cast<double>(training_.dispatch_sms()),
                             .nvlink_bytes_per_s = cluster_.intra_node.bandwidth_bytes_per_s,
                             .network_bytes_per_s = collectives_.network_bytes_per_s(),
-                            .copies_to_other_domains = domains * (reach.nodes - 1) / reach.nodes,
+                            .copies_to_other_domains = nodes_of_token_ * (reach.nodes - 1) / reach.nodes,
                             .combines = call.combines});
 }
 

@@ -163,6 +163,8 @@ class AnalyticCost : public CostModel {
   Placement placement_;
   Collectives collectives_;
   Weave weave_;
+  double ranks_of_token_ = 1;  // of its expert group, that a token is sent to; expected
+  double nodes_of_token_ = 1;
   struct KeptTimes;
   std::shared_ptr<KeptTimes> kept_;
 };

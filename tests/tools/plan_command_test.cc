@@ -69,6 +69,7 @@ TEST(PlanCommand, RanksConfigurationsThatFit) {
   // Simulated configurations that do not fit are counted in both.
   EXPECT_GE(sum, counts.at("evaluated").get<int>());
   EXPECT_EQ(ranking.size() + document.at("others").size(), counts.at("evaluated").get<std::size_t>());
+  EXPECT_EQ(document.at("others_left_out"), 0);
   for (const json& other : document.at("others")) {
     EXPECT_NE(other.at("status"), "simulated");
     EXPECT_EQ(other.contains("reason"), other.at("status") == "refused");
@@ -82,6 +83,23 @@ TEST(PlanCommand, RanksConfigurationsThatFit) {
 }
 
 // Gradient accumulation without a pipeline, which holds one microbatch at a time.
+TEST(PlanCommand, ListsTheClosestOfManyConfigurations) {
+  const CommandResult result =
+      run_sluice(words("plan " SLUICE_SOURCE_DIR "/examples/gpt3-175b-a100.json --schedule megatron --json"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  const json& counts = document.at("counts");
+  const auto left_out = document.at("others_left_out").get<int>();
+  EXPECT_EQ(document.at("others").size(), 10'000);
+  EXPECT_EQ(static_cast<int>(document.at("ranking").size()) + 10'000 + left_out, counts.at("evaluated"));
+  const auto listed = [&](const char* status) {
+    return std::count_if(document.at("others").begin(), document.at("others").end(),
+                         [&](const json& other) { return other.at("status") == status; });
+  };
+  EXPECT_EQ(listed("bounded"), counts.at("certainly_worse").get<int>());
+  EXPECT_EQ(listed("refused"), 0);  // further away than what does not fit
+}
+
 TEST(PlanCommand, OneRankTriesAllFamilies) {
   const CommandResult result = run_sluice(
       words("plan --model " + kExamples +

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <iterator>
@@ -30,6 +31,8 @@ namespace {
 
 // Number of configurations of which the exact memory is computed to find the smallest.
 constexpr std::size_t kMostSmallest = 512;
+// Number of configurations outside the ranking in a JSON document, of up to millions. The CSV table has all.
+constexpr std::size_t kMostOthers = 10'000;
 
 struct Counts {
   int refused = 0, over = 0, bounded = 0, simulated = 0, too_large = 0, open = 0;
@@ -219,6 +222,26 @@ std::string_view status_of(const PlanResult& result) {
   return result.status == PlanStatus::simulated && !result.fits ? name_of(PlanStatus::over) : name_of(result.status);
 }
 
+// Returns the configurations that are not in the ranking, those first that came closest to it: simulated, ruled out by
+// their bound, not fitting, refused; the fastest, or those with the least memory, first.
+std::vector<int> unranked(const Plan& plan) {
+  std::vector<int> out;
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    const PlanResult& result = plan.results()[to_size(point)];
+    if (result.status != PlanStatus::simulated || !result.fits) out.push_back(point);
+  }
+  constexpr std::array kNearness = {PlanStatus::simulated, PlanStatus::bounded, PlanStatus::open, PlanStatus::over,
+                                    PlanStatus::refused};
+  const auto key = [&](int point) {
+    const PlanResult& result = plan.results()[to_size(point)];
+    const bool over = result.status == PlanStatus::over;
+    return std::tuple(std::find(kNearness.begin(), kNearness.end(), result.status),
+                      over ? result.needed_bytes : result.bound.count());
+  };
+  std::stable_sort(out.begin(), out.end(), [&](int a, int b) { return key(a) < key(b); });
+  return out;
+}
+
 // Returns a configuration that is not in the ranking, with the reason.
 OrderedJson unranked_json(const Plan& plan, int index) {
   const PlanResult& result = plan.results()[index];
@@ -329,10 +352,13 @@ std::string plan_json(const PlanReport& report) {
                        {"arguments", megatron_arguments(scenario_of(plan.base(), plan.space(), plan.points()[best]))}};
   }
   if (!report.show.empty()) out["shown"] = shown_json(report, ranking);
+  std::vector<int> others = unranked(plan);
+  const std::size_t listed = std::min(others.size(), kMostOthers);
+  out["others_left_out"] = others.size() - listed;  // --csv has all
+  others.resize(listed);
+  std::sort(others.begin(), others.end());
   out["others"] = OrderedJson::array();
-  for (int point = 0; point < std::ssize(plan.points()); ++point) {
-    if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
-  }
+  for (const int point : others) out["others"].push_back(unranked_json(plan, point));
   return json_text(std::move(out));
 }
 
