@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
-#include "sim/calibration/constants_files.h"
 #include "sim/engine/predict.h"
 
 namespace sluice::test {
