@@ -24,7 +24,7 @@
 #include "exec/plan/run_plan.h"
 #include "exec/run/core_wait.h"
 #include "exec/transport/expert_exchange.h"
-#include "exec/transport/on_threads.h"
+#include "exec/transport/threads.h"
 #include "kernels/stage.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"

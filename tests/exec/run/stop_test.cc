@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "exec/run/training_run.h"
-#include "exec/transport/on_threads.h"
 #include "exec/transport/tcp.h"
+#include "exec/transport/threads.h"
 #include "model/schedule/family.h"
 #include "model/to_size.h"
 #include "tests/support/first_says.h"
