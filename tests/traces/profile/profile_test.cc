@@ -16,7 +16,6 @@
 #include "traces/profile/breakdown.h"
 #include "traces/profile/gpu_trace.h"
 #include "traces/profile/kernel_causes.h"
-#include "traces/profile/kernel_graph.h"
 #include "traces/profile/matched_calls.h"
 
 namespace sluice::test {
