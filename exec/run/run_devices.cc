@@ -10,7 +10,7 @@
 #include <string>
 
 #include "exec/plan/host_memory.h"
-#include "exec/transport/on_threads.h"
+#include "exec/transport/threads.h"
 #include "model/errors.h"
 
 namespace sluice::exec {

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "exec/steady_clock.h"
 
@@ -55,6 +58,27 @@ class Bell {
 };
 
 }  // namespace
+
+void on_threads(int workers, const std::function<void(Transport&)>& work) {
+  ThreadFabric fabric(workers);
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto body = [&](int rank) {
+    try {
+      work(fabric.worker(rank));
+    } catch (const Stopped&) {  // another worker has failed
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+      fabric.worker(rank).stop();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < workers; ++rank) threads.emplace_back(body, rank);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
 
 struct ThreadFabric::Shared {
   explicit Shared(int workers)

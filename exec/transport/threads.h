@@ -1,11 +1,16 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "exec/transport/transport.h"
 
 namespace sluice::exec {
+
+// Calls `work` on one thread per worker, with its transport. If a worker fails, stops the others and throws its
+// exception after all threads have ended.
+void on_threads(int workers, const std::function<void(Transport&)>& work);
 
 // Connects workers that are threads of one process: the later of the two ends of a message copies it. Stopping one
 // worker stops all.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct Constant {
 
 // All that can be fitted.
 const std::vector<Constant>& fittable_constants();
+
 // Throws InputError for an unknown name, with the nearest known one.
 const Constant& find_constant(const std::string& name);
 
@@ -44,5 +46,17 @@ struct ConstantsFit {
 // to folds by a hash of their setting, so rows of one setting are in one fold, on every machine the same. Throws
 // InputError if a row cannot be simulated or there are fewer rows than folds.
 ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<const Constant> constants, int folds);
+
+// Fitted constants as files for --cluster and --software.
+struct ConstantsFiles {
+  std::string node;      // "sluice.node/1", with GPU and links inline; empty if no constant of a node was fitted
+  std::string software;  // "sluice.software/1"; empty likewise
+};
+
+// Returns the node and the framework of `scenario`, a scenario document whose relative paths are resolved against
+// `folder`, with `values` of `constants`, to three digits, and `source` as their source. Throws InputError.
+ConstantsFiles files_with_constants(const nlohmann::json& scenario, const std::string& folder,
+                                    std::span<const Constant> constants, std::span<const double> values,
+                                    const std::string& source);
 
 }  // namespace sluice::sim

@@ -31,10 +31,6 @@ double useful_fraction(const CheckpointTimes& times, double mtbf) {
   return times.interval * std::exp(-(times.durable - times.stall) / mtbf) / (between * cycles);
 }
 
-double rare_failures_fraction(double interval, double write, double restart, double mtbf) {
-  return (1 - (restart + interval / 2) / mtbf) / (1 + write / interval);
-}
-
 double erlang_b(int servers, double load) {
   double blocked = 1;
   for (int i = 1; i <= servers; ++i) blocked = load * blocked / (i + load * blocked);

@@ -23,9 +23,6 @@ struct CheckpointTimes {
 // Returns the fraction of time spent on work that is not lost (Daly 2006, eq. 20, extended by `durable`).
 double useful_fraction(const CheckpointTimes& times, double mtbf);
 
-// Returns the fraction in the limit of rare failures (Kokolis et al. 2024, arXiv 2410.21680).
-double rare_failures_fraction(double interval, double write, double restart, double mtbf);
-
 // Returns the probability that all of `servers` are busy at `load` Erlang. With S spares and a failure rate times a
 // mean repair time of `load`, a run waits for erlang_b(S + 1, load) of its time, whatever the distribution of repairs.
 double erlang_b(int servers, double load);

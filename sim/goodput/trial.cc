@@ -6,7 +6,7 @@
 #include <limits>
 #include <queue>
 
-#include "sim/goodput/failure_times.h"
+#include "sim/goodput/failures.h"
 
 namespace sluice::sim {
 namespace {

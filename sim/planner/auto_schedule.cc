@@ -13,7 +13,6 @@
 #include "sim/planner/cyclic_schedule.h"
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"
-#include "sim/planner/order_stretch.h"
 #include "sim/planner/order_times.h"
 
 namespace sluice::sim {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "model/batches/batch.h"
+#include "model/cost/price.h"
 #include "model/errors.h"
 #include "model/slicing/balanced.h"
 #include "model/timeline/memory.h"
@@ -16,10 +17,19 @@
 #include "sim/engine/engine.h"
 #include "sim/engine/perturbed.h"
 #include "sim/planner/iteration_bound.h"
-#include "sim/planner/offload_setup.h"
 
 namespace sluice::sim {
 namespace {
+
+constexpr int kWidestWindow = 4;
+
+Duration last_end(const Setup& setup) {
+  Prices prices = price(setup.graph(), setup.cost());
+  const Perturbation& perturbation = setup.scenario().perturbation;
+  if (perturbation.slows()) slow_down(setup.graph(), perturbation, prices);
+  const Timeline timeline = simulate(setup.graph(), prices);
+  return *std::max_element(timeline.end.begin(), timeline.end.end());
+}
 
 Prices prices_of(const Setup& setup) {
   Prices prices = price(setup.graph(), setup.cost());
@@ -445,6 +455,21 @@ class Planning {
 };
 
 }  // namespace
+
+std::unique_ptr<Setup> offload_setup(const Scenario& scenario, const Schedule* schedule) {
+  const auto with_window = [&](int window) {
+    Scenario with = scenario;
+    with.training.offload_window = window;
+    return schedule == nullptr ? std::make_unique<Setup>(with) : std::make_unique<Setup>(with, Schedule(*schedule));
+  };
+  std::unique_ptr<Setup> free = with_window(0);
+  const Duration least = last_end(*free);
+  for (int window = 1; window <= kWidestWindow; ++window) {
+    std::unique_ptr<Setup> setup = with_window(window);
+    if (last_end(*setup) <= least) return setup;
+  }
+  return free;
+}
 
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
                            const std::atomic<bool>* stop) {

@@ -51,4 +51,12 @@ class OrderTimes {
   std::int64_t runs_ = 0;
 };
 
+// Builds orders for more microbatches from good ones for few: each rank repeats a part of its list that contains
+// `period` microbatches of every group. The memory of the rank is the same before and after that part, so limits are
+// kept. The part is the one that starts nearest to `from`, in nanoseconds of the short orders. The result respects
+// OpTable::ordered but may deadlock. Returns nothing if a rank has no such part, or if `period` does not divide the
+// number of microbatches to add. Precondition: the last run of `times` was `orders`, which belong to `few`.
+Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, const OrderTimes& times, int period,
+                 std::int64_t from);
+
 }  // namespace sluice::sim

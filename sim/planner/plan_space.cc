@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "model/blocks/layer.h"
 #include "model/errors.h"
@@ -461,6 +462,27 @@ std::vector<std::int64_t> cut(const Scenario& base, const PlanSpace& space, int 
 }
 
 }  // namespace
+
+std::shared_ptr<const Batch> PlanBatches::of(const Scenario& base, int replicas, int microbatches, bool in_step) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<const Batch>& known = known_[{replicas, microbatches, in_step}];
+  if (known != nullptr) return known;
+  BatchRequest request = base.documents->request;
+  request.replicas = replicas;
+  request.microbatches = microbatches;
+  request.in_step = in_step;
+  Batch batch = make_batch(std::move(request), &*base.model);
+  batch.before.clear();
+  const auto work = [&](const Microbatches& replica) {
+    double sum = 0;
+    for (const Documents& documents : replica) sum += work_of(documents, &*base.model);
+    return sum;
+  };
+  std::iter_swap(batch.replicas.begin(),
+                 std::max_element(batch.replicas.begin(), batch.replicas.end(),
+                                  [&](const auto& a, const auto& b) { return work(a) < work(b); }));
+  return known = std::make_shared<const Batch>(std::move(batch));
+}
 
 std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
   const auto require = [&](bool there, const char* what) {

@@ -2,17 +2,34 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "model/batches/batch.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/family.h"
 #include "model/workload/training.h"
-#include "sim/planner/plan_batches.h"
 
 namespace sluice::sim {
+
+using namespace model;  // NOLINT(google-build-using-namespace)
+
+// The batches of documents of a plan's configurations, each packed once. Thread-safe.
+class PlanBatches {
+ public:
+  // Returns the documents of `base` in this number of replicas and of microbatches per replica (0: the fewest), the
+  // replica with the most work first. Throws InputError if they do not fit.
+  std::shared_ptr<const Batch> of(const Scenario& base, int replicas, int microbatches, bool in_step);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<int, int, bool>, std::shared_ptr<const Batch>> known_;
+};
 
 // One configuration of a model on a cluster.
 struct PlanPoint {

@@ -15,6 +15,7 @@
 #include "model/errors.h"
 #include "tests/kernels/device_training_run.h"
 #include "tests/kernels/stage_results.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 #include "tests/support/test_device.h"
 
@@ -370,12 +371,7 @@ TEST(DeviceMemoryPlan, ExpertsHaveBuffersForTheWorstDistribution) {
 
 TEST(DeviceStage, RejectsUnsupportedModels) {
   const auto refusal = [](const std::function<void()>& call) -> std::string {
-    try {
-      call();
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "nothing";
+    return test::error_from([&] { call(); }, "nothing");
   };
   StageSpec spec = spec_of(small_llama());
   EXPECT_EQ(refusal([&] { device_kernels()->make_stage(spec, Precision::float64); }),

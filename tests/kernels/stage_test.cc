@@ -15,6 +15,7 @@
 #include "tests/kernels/naive_model.h"
 #include "tests/kernels/training_run.h"
 #include "tests/support/count_allocations.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -424,12 +425,7 @@ TEST(Rejected, ModelsThatTheKernelsDoNotSupport) {
   const auto refusal = [](const std::function<void(StageSpec&)>& change) -> std::string {
     StageSpec spec{.model = small_llama(), .contents = whole(small_llama())};
     change(spec);
-    try {
-      make_cpu_stage(spec, Precision::float32);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "nothing";
+    return test::error_from([&] { make_cpu_stage(spec, Precision::float32); }, "nothing");
   };
   EXPECT_EQ(refusal([](StageSpec&) {}), "nothing");
   const auto with_experts = [&](const std::function<void(StageSpec&)>& change) {

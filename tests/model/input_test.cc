@@ -19,20 +19,12 @@
 #include "model/input/printable.h"
 #include "model/units.h"
 #include "tests/support/command.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
 
 using testing::HasSubstr;
-
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Units, RoundsOnceToTheNearestNanosecond) {
   EXPECT_EQ(from_seconds(0.1, "t").count(), 100'000'000);
@@ -42,20 +34,22 @@ TEST(Units, RoundsOnceToTheNearestNanosecond) {
 
 TEST(Units, RejectsInvalidTimes) {
   for (const double bad : {-1.0, 1.1e8, std::nan(""), HUGE_VAL}) {
-    EXPECT_NE(error_of([&] { from_seconds(bad, "f"); }).find("f: expected seconds"), std::string::npos) << bad;
+    EXPECT_NE(error_from([&] { from_seconds(bad, "f"); }).find("f: expected seconds"), std::string::npos) << bad;
   }
 }
 
 TEST(Json, ErrorsNameSourceLocationAndValue) {
-  EXPECT_EQ(error_of([] { parse_json("{\"a\": 1,\n \"b\": }", "s.json"); }).substr(0, 24), "s.json: line 2, column 7");
-  EXPECT_EQ(error_of([] { parse_json(R"({"a":1,"a":2})", "s.json"); }), "s.json: key \"a\" occurs twice in one object");
+  EXPECT_EQ(error_from([] { parse_json("{\"a\": 1,\n \"b\": }", "s.json"); }).substr(0, 24),
+            "s.json: line 2, column 7");
+  EXPECT_EQ(error_from([] { parse_json(R"({"a":1,"a":2})", "s.json"); }),
+            "s.json: key \"a\" occurs twice in one object");
   const Json doc = parse_json(R"({"cluster": {"gpus": -3, "nods": 1}})", "s.json");
   JsonReader root(doc, "s.json");
   JsonReader cluster = root.at("cluster");
-  EXPECT_EQ(error_of([&] { cluster.integer("gpus", 1, 8); }),
+  EXPECT_EQ(error_from([&] { cluster.integer("gpus", 1, 8); }),
             "s.json: /cluster/gpus: expected a whole number from 1 to 8, got -3");
-  EXPECT_EQ(error_of([&] { cluster.integer("nodes", 1, 8); }), "s.json: /cluster/nodes: required key is missing");
-  EXPECT_EQ(error_of([&] { cluster.finish(); }), "s.json: /cluster/nods: unknown key; did you mean 'nodes'?");
+  EXPECT_EQ(error_from([&] { cluster.integer("nodes", 1, 8); }), "s.json: /cluster/nodes: required key is missing");
+  EXPECT_EQ(error_from([&] { cluster.finish(); }), "s.json: /cluster/nods: unknown key; did you mean 'nodes'?");
 }
 
 TEST(Json, IntegersAbove63BitsAndFractionsAreRejected) {
@@ -73,10 +67,10 @@ TEST(Json, RefusesNamesThatATerminalWouldObey) {
   EXPECT_EQ(reader.string("lines"), "one\n\ttwo");
   EXPECT_EQ(reader.string("accent"), "é");
   for (const char* key : {"name", "next"}) {
-    EXPECT_THAT(error_of([&] { reader.string(key); }), HasSubstr("expected a string without control characters"))
+    EXPECT_THAT(error_from([&] { reader.string(key); }), HasSubstr("expected a string without control characters"))
         << key;
   }
-  EXPECT_EQ(error_of([] { parse_json("{\"a\x7f\": 1}", "x"); }), "x: key \"a\\x7f\" has control characters");
+  EXPECT_EQ(error_from([] { parse_json("{\"a\x7f\": 1}", "x"); }), "x: key \"a\\x7f\" has control characters");
 }
 
 TEST(Printable, EscapesWhatIsNotText) {
@@ -86,7 +80,7 @@ TEST(Printable, EscapesWhatIsNotText) {
   EXPECT_EQ(printable("\xc3", true), "\\xc3");
   EXPECT_EQ(printable("\xc0\xaf\xe0\x80\xaf"), "\\xc0\\xaf\\xe0\\x80\\xaf");
   EXPECT_EQ(printable("\xed\xa0\x80\xf4\x90\x80\x80"), "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80");
-  EXPECT_EQ(error_of([] { parse_json("{\"a\xff\": 1}", "x"); }).find('\xff'), std::string::npos);
+  EXPECT_EQ(error_from([] { parse_json("{\"a\xff\": 1}", "x"); }).find('\xff'), std::string::npos);
 }
 
 TEST(Nearest, FindsOnlyLikelyTypos) {
@@ -149,7 +143,7 @@ TEST(Files, KeepLinksAndPermissions) {
   EXPECT_EQ(read_file(dir + "/new"), "2");
   EXPECT_EQ(static_cast<int>(mode(dir + "/new")), 0604);
   std::filesystem::create_symlink("nothing", dir + "/dangling");
-  EXPECT_EQ(error_of([&] { write_file_whole(dir + "/dangling", "3"); }),
+  EXPECT_EQ(error_from([&] { write_file_whole(dir + "/dangling", "3"); }),
             dir + "/dangling: is a link to a file that does not exist");
   EXPECT_TRUE(std::filesystem::is_symlink(dir + "/dangling"));
   std::filesystem::remove_all(dir);
@@ -170,22 +164,23 @@ TEST(Csv, CellsMayContainCommasQuotesAndLineBreaks) {
 }
 
 TEST(Csv, ErrorsNameFileRowAndColumn) {
-  EXPECT_EQ(error_of([] { CsvTable("a,b\n1,\x1b[2J\n", "t.csv"); }), "t.csv: row 1: '\\x1b[2J' has control characters");
-  EXPECT_EQ(error_of([] { CsvTable("", "t.csv"); }), "t.csv: expected a header and rows, got nothing");
-  EXPECT_EQ(error_of([] { CsvTable("a,b,a\n", "t.csv"); }), "t.csv: header: column 'a' is there twice");
-  EXPECT_EQ(error_of([] { CsvTable("a,b\n1,2\n3\n", "t.csv"); }),
+  EXPECT_EQ(error_from([] { CsvTable("a,b\n1,\x1b[2J\n", "t.csv"); }),
+            "t.csv: row 1: '\\x1b[2J' has control characters");
+  EXPECT_EQ(error_from([] { CsvTable("", "t.csv"); }), "t.csv: expected a header and rows, got nothing");
+  EXPECT_EQ(error_from([] { CsvTable("a,b,a\n", "t.csv"); }), "t.csv: header: column 'a' is there twice");
+  EXPECT_EQ(error_from([] { CsvTable("a,b\n1,2\n3\n", "t.csv"); }),
             "t.csv: row 2: expected 2 cells, as the header has, got 1");
-  EXPECT_EQ(error_of([] { CsvTable("a\n\"1\n", "t.csv"); }), "t.csv: row 1: a quote is not closed");
-  EXPECT_EQ(error_of([] { CsvTable("a\n\"1\"2\n", "t.csv"); }),
+  EXPECT_EQ(error_from([] { CsvTable("a\n\"1\n", "t.csv"); }), "t.csv: row 1: a quote is not closed");
+  EXPECT_EQ(error_from([] { CsvTable("a\n\"1\"2\n", "t.csv"); }),
             "t.csv: row 1: expected a comma or the end of the line after a quote");
   const CsvTable table("layers,time\n12,nan\n-1,2.5x\n", "t.csv");
-  EXPECT_EQ(error_of([&] { table.text(0, "layer"); }),
+  EXPECT_EQ(error_from([&] { table.text(0, "layer"); }),
             "t.csv: header: expected a column 'layer'; did you mean 'layers'?");
-  EXPECT_EQ(error_of([&] { (void)table.number(0, "time", 0, 1); }),
+  EXPECT_EQ(error_from([&] { (void)table.number(0, "time", 0, 1); }),
             "t.csv: row 1, column time: expected a number, got 'nan'");
-  EXPECT_EQ(error_of([&] { (void)table.number(1, "time", 0, 1); }),
+  EXPECT_EQ(error_from([&] { (void)table.number(1, "time", 0, 1); }),
             "t.csv: row 2, column time: expected a number, got '2.5x'");
-  EXPECT_EQ(error_of([&] { (void)table.integer(1, "layers", 1, 10); }),
+  EXPECT_EQ(error_from([&] { (void)table.integer(1, "layers", 1, 10); }),
             "t.csv: row 2, column layers: expected a whole number from 1 to 10, got '-1'");
 }
 
@@ -225,7 +220,7 @@ TEST(FileSet, LeavesAllFilesOrNone) {
   EXPECT_EQ(folder.num_files(), 2);
   EXPECT_EQ(read_file(folder.path("set.b")), "two");
   EXPECT_THAT(
-      error_of([&] { FileSet(folder.path("none/set")).write(".a", [](const ByteSink& sink) { sink("one"); }); }),
+      error_from([&] { FileSet(folder.path("none/set")).write(".a", [](const ByteSink& sink) { sink("one"); }); }),
       HasSubstr("none/set.a: cannot create"));
   // What a killed process has left. Numbers of processes are below 2^22.
   char host[256] = {};

@@ -15,6 +15,7 @@
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"
 #include "sim/planner/order_times.h"
+#include "tests/support/errors.h"
 #include "tests/support/exact_search.h"
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
@@ -344,12 +345,8 @@ TEST(AutoSchedule, SurvivesARoundTripThroughAScheduleFile) {
 TEST(AutoSchedule, ReportsThatNoScheduleFits) {
   // Two chunks of one microbatch are held before its first gradient: 2 units, the limit is 1.
   const PlacedProblem problem = even(v_shape(3), 6, 1, 5, 6, 4, 0, 1, 1);
-  try {
-    solve(problem, 100);
-    FAIL() << "expected DoesNotFit";
-  } catch (const DoesNotFit& error) {
-    EXPECT_STREQ(error.what(), "automatic schedule: rank 0: one microbatch needs 2 of memory, the limit is 1");
-  }
+  EXPECT_EQ(test::error_from<DoesNotFit>([&] { solve(problem, 100); }),
+            "automatic schedule: rank 0: one microbatch needs 2 of memory, the limit is 1");
   PlacedProblem enough = problem;
   enough.limit.assign(3, 2);
   expect_true(enough, solve(enough, 100));

@@ -295,26 +295,6 @@ TEST(Contention, TwoPipelineRanksOfANodeSendConcurrently) {
   EXPECT_GT(slowed, 5);
 }
 
-// A schedule that repeats each rank's list `times` times.
-Schedule repeated(const Schedule& schedule, int times) {
-  ScheduleParts parts = schedule.parts();
-  parts.num_microbatches *= times;
-  parts.route_of.clear();
-  for (int i = 0; i < times; ++i) {
-    parts.route_of.insert(parts.route_of.end(), schedule.parts().route_of.begin(), schedule.parts().route_of.end());
-  }
-  for (auto& order : parts.orders) {
-    const std::vector<Op> once = order;
-    for (int i = 1; i < times; ++i) {
-      for (Op op : once) {
-        op.microbatch += i * schedule.num_microbatches();
-        order.push_back(op);
-      }
-    }
-  }
-  return Schedule(parts);
-}
-
 TEST(ContendedPeriod, EqualsThatOfTheSweepWithoutContention) {
   std::uint32_t seed = 0;
   test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
@@ -346,7 +326,7 @@ TEST(ContendedPeriod, EqualsThatOfTheRepeatedSchedule) {
       return ++calls == kTimes;
     });
     ASSERT_EQ(calls, kTimes);
-    const Schedule longer = repeated(schedule, kTimes);
+    const Schedule longer = test::repeated(schedule, kTimes);
     const OpGraph graph = lower(longer);
     Prices longer_prices = price(graph, cost);
     longer_prices.sharing = ports(graph, policy);

@@ -16,8 +16,10 @@
 #include "model/timeline/metrics.h"
 #include "sim/engine/period.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/count_allocations.h"
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
+#include "tests/support/shapes.h"
 
 namespace sluice::test {
 namespace {
@@ -96,26 +98,6 @@ TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
   EXPECT_GT(count, small ? 200 : 1000);
 }
 
-// Repeats each rank's list `times` times, as one schedule.
-Schedule repeated_run(const Schedule& schedule, int times) {
-  ScheduleParts parts = schedule.parts();
-  parts.num_microbatches *= times;
-  parts.route_of.clear();
-  for (int i = 0; i < times; ++i) {
-    parts.route_of.insert(parts.route_of.end(), schedule.parts().route_of.begin(), schedule.parts().route_of.end());
-  }
-  for (auto& order : parts.orders) {
-    const std::vector<Op> once = order;
-    for (int i = 1; i < times; ++i) {
-      for (Op op : once) {
-        op.microbatch += i * schedule.num_microbatches();
-        order.push_back(op);
-      }
-    }
-  }
-  return Schedule(parts);
-}
-
 TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
   std::uint32_t seed = 7;
   test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
@@ -129,7 +111,7 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
     costs.hop = 3;
     // Growth over a multiple of every cycle length up to 4, after the transient.
     const auto makespan = [&](int times) {
-      return test::longest_path(repeated_run(schedule, times), costs).makespan();
+      return test::longest_path(test::repeated(schedule, times), costs).makespan();
     };
     const std::int64_t growth = makespan(36) - makespan(24);
     EXPECT_EQ(period.count(), (growth + 6) / 12);
@@ -207,6 +189,40 @@ TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
       ASSERT_EQ(timeline.end[v].count(), start[v] + prices.duration[v].count()) << graph.name(v);
     }
   });
+}
+
+// The number of allocations of the engines does not grow with the number of ops.
+
+class LinkedCost : public CostModel {
+ public:
+  double compute_s(OpKind kind, int stage, const MicrobatchShape&, int) const override {
+    return (kind == OpKind::F ? 1e-3 : 2e-3) * (1 + 0.1 * stage);
+  }
+  TransferTime transfer(int, int, std::int64_t) const override { return {.occupied_s = 1.3e-3}; }
+};
+
+std::int64_t allocations_of(int microbatches, Sharing policy) {
+  const Schedule schedule = make_schedule(find_family("1f1b"), {.ranks = 4, .microbatches = microbatches});
+  const OpGraph graph = lower(schedule);
+  Prices prices = price(graph, LinkedCost{});
+  if (policy != Sharing::none) {
+    prices.sharing.num_resources = 8;
+    for (const Lane& lane : graph.lanes()) {
+      if (lane.kind != LaneKind::link) continue;
+      prices.sharing.links.push_back({.policy = policy, .uses = {{lane.rank, 1}, {4 + lane.peer, 1}}});
+    }
+  }
+  const std::int64_t before = test::allocations();
+  const Timeline timeline = simulate(graph, prices);
+  return test::allocations() - before;
+}
+
+TEST(Allocations, DoNotGrowWithTheNumberOfOps) {
+  for (const Sharing policy : {Sharing::none, Sharing::fair, Sharing::queue}) {
+    const std::int64_t few = allocations_of(8, policy);
+    EXPECT_GT(few, 0);
+    EXPECT_EQ(allocations_of(800, policy), few);
+  }
 }
 
 }  // namespace

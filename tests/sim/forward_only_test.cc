@@ -16,6 +16,7 @@
 #include "model/schedule/schedule_file.h"
 #include "model/schedule/with_communication.h"
 #include "sim/engine/predict.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -33,10 +34,10 @@ Scenario scenario_of(const std::string& family, int ranks, int microbatches) {
   return out;
 }
 
-double seconds_of(const Setup& setup) { return to_seconds(predict(setup, {}).metrics.makespan); }
-double seconds_of(const Scenario& scenario) { return seconds_of(Setup(scenario)); }
-double seconds_of(const Scenario& scenario, Schedule schedule) {
-  return seconds_of(Setup(scenario, std::move(schedule)));
+double forward_seconds_of(const Setup& setup) { return to_seconds(predict(setup, {}).metrics.makespan); }
+double forward_seconds_of(const Scenario& scenario) { return forward_seconds_of(Setup(scenario)); }
+double forward_seconds_of(const Scenario& scenario, Schedule schedule) {
+  return forward_seconds_of(Setup(scenario, std::move(schedule)));
 }
 
 TEST(ForwardOnly, EveryFamilyRunsItsForwardsInTheirOrder) {
@@ -79,7 +80,7 @@ TEST(ForwardOnly, EveryFamilyRunsItsForwardsInTheirOrder) {
 // Li et al. 2021 (TeraPipe), eq. 5.
 TEST(ForwardOnly, EqualStagesTakeTheSumAndThePassesOfTheLongest) {
   for (const char* family : {"gpipe", "1f1b", "zb-h1"}) {
-    EXPECT_EQ(seconds_of(scenario_of(family, 4, 6)), 6 + 3);
+    EXPECT_EQ(forward_seconds_of(scenario_of(family, 4, 6)), 6 + 3);
   }
   for (const std::vector<double>& times : {std::vector<double>{4, 3, 2, 2, 1}, {1, 2, 5, 1}, {3, 3, 3}}) {
     Scenario scenario = scenario_of("terapipe", 4, 1);
@@ -87,7 +88,7 @@ TEST(ForwardOnly, EqualStagesTakeTheSumAndThePassesOfTheLongest) {
     scenario.uniform.forward = times;
     scenario.uniform.input_gradient = scenario.uniform.weight_gradient = times;
     const double sum = std::accumulate(times.begin(), times.end(), 0.0);
-    EXPECT_EQ(seconds_of(scenario), sum + 3 * *std::max_element(times.begin(), times.end()));
+    EXPECT_EQ(forward_seconds_of(scenario), sum + 3 * *std::max_element(times.begin(), times.end()));
   }
 }
 
@@ -111,7 +112,7 @@ TEST(ForwardOnly, AReferencePassFillsTheBubblesOfTraining) {
     const std::string text = schedule_to_json(Schedule(parts));
     Scenario scenario = scenario_of("1f1b", ranks, 2 * passes);
     scenario.training.work = Training::Work::training;
-    EXPECT_EQ(seconds_of(scenario, schedule_from_json(text, "read")), best) << text;
+    EXPECT_EQ(forward_seconds_of(scenario, schedule_from_json(text, "read")), best) << text;
     scenario.training.sequence_length = 3;  // what is not trained is not throughput
     const Prediction prediction = predict(model::Setup(scenario, schedule_from_json(text, "read")), {});
     EXPECT_DOUBLE_EQ(prediction.throughput.tokens_per_s, 3.0 * passes / best);
@@ -119,16 +120,15 @@ TEST(ForwardOnly, AReferencePassFillsTheBubblesOfTraining) {
 }
 
 std::string refusal(const std::string& rank0, const std::string& shapes) {
-  try {
-    static_cast<void>(schedule_from_json(
-        fmt::format(R"({{"schema": "sluice.schedule/1", "ranks": 1, "stages": 1, "microbatches": 2, "placement": [[0]],
-                        "shapes": [{}], "shape_of": [0, {}], "order": [[{}]]}})",
-                    shapes, shapes.find("}, {") == std::string::npos ? 0 : 1, rank0),
-        "file"));
-  } catch (const ScheduleError& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_from<ScheduleError>(
+      [&] {
+        static_cast<void>(schedule_from_json(
+            fmt::format(
+                R"({{"schema": "sluice.schedule/1", "ranks": 1, "stages": 1, "microbatches": 2, "placement": [[0]], "shapes": [{}], "shape_of": [0, {}], "order": [[{}]]}})",
+                shapes, shapes.find("}, {") == std::string::npos ? 0 : 1, rank0),
+            "file"));
+      },
+      "");
 }
 
 TEST(ForwardOnly, OneMissingBackwardIsAnError) {

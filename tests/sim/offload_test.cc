@@ -14,7 +14,7 @@
 #include "model/timeline/held_tensors.h"
 #include "model/timeline/memory.h"
 #include "sim/engine/engine.h"
-#include "sim/planner/offload_setup.h"
+#include "sim/planner/auto_setup.h"
 #include "sim/simulator.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/golden.h"

@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "sim/engine/predict.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -221,12 +222,7 @@ TEST(SlicesForSchedule, ReachTheBoundWithUniformCosts) {
 }
 
 std::string error_of(const SlicesRequest& request) {
-  try {
-    slices_for_schedule(request);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::error_from([&] { slices_for_schedule(request); });
 }
 
 TEST(SlicesForSchedule, RejectInvalidRequests) {

@@ -1,6 +1,7 @@
 #include "tests/support/command.h"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -95,6 +97,16 @@ CommandResult run(const std::string& program, const std::vector<std::string>& ar
 
 CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
   return run_program(SLUICE_COMMAND, arguments, environment);
+}
+
+std::string output_of(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  const CommandResult result = run_sluice(arguments, environment);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return result.out;
+}
+
+nlohmann::json json_of(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  return nlohmann::json::parse(output_of(arguments, environment));
 }
 
 CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,

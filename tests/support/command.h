@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ struct CommandResult {
 
 // Runs the built `sluice` with `arguments`. `environment` is a list of additional NAME=value variables.
 CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
+
+// Runs `sluice` likewise, which must succeed, and returns what it prints; the second one of JSON.
+std::string output_of(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
+nlohmann::json json_of(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
 // Runs the program at a path.
 CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,

@@ -6,19 +6,10 @@
 #include <vector>
 
 #include "model/errors.h"
+#include "tests/support/errors.h"
 #include "traces/rows/run_rows.h"
 
 namespace sluice::test {
-
-// Returns the message of the InputError that `call` throws.
-inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Returns all fields of each row as text, sorted, to compare runs exactly.
 inline std::vector<std::string> facts_of(const RunRows& run) {

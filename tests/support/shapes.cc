@@ -56,4 +56,23 @@ int for_shapes(const std::string& name, const Limits& limits, const std::functio
   return checked;
 }
 
+Schedule repeated(const Schedule& schedule, int times) {
+  ScheduleParts parts = schedule.parts();
+  parts.num_microbatches *= times;
+  parts.route_of.clear();
+  for (int i = 0; i < times; ++i) {
+    parts.route_of.insert(parts.route_of.end(), schedule.parts().route_of.begin(), schedule.parts().route_of.end());
+  }
+  for (auto& order : parts.orders) {
+    const std::vector<Op> once = order;
+    for (int i = 1; i < times; ++i) {
+      for (Op op : once) {
+        op.microbatch += i * schedule.num_microbatches();
+        order.push_back(op);
+      }
+    }
+  }
+  return Schedule(parts);
+}
+
 }  // namespace sluice::test

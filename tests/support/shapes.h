@@ -27,4 +27,7 @@ inline bool everywhere(const Shape& /*shape*/) { return true; }
 int for_shapes(const std::string& family, const Limits& limits, const std::function<bool(const Shape&)>& in_range,
                const std::function<void(const Shape&, const Schedule&)>& check);
 
+// Returns a schedule that repeats each rank's list `times` times.
+Schedule repeated(const Schedule& schedule, int times);
+
 }  // namespace sluice::test

@@ -75,9 +75,7 @@ TEST_F(Analyze, WritesAScenarioAndHeatMaps) {
   const json analysis =
       document(sample("bytedance/timeline-ST.json.gz") + " --scenario " + scenario + " --heat-maps " + svg);
   const auto simulated = [&](const std::string& flags) {
-    const CommandResult result = run_sluice(words("simulate " + scenario + " --json " + flags));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    return json::parse(result.out)["makespan_s"].get<double>();
+    return test::json_of(words("simulate " + scenario + " --json " + flags))["makespan_s"].get<double>();
   };
   const double own = simulated("");
   const double measured = analysis["mean_step"]["no_delays_s"].get<double>();
@@ -113,9 +111,7 @@ TEST_F(Analyze, PredictsSchedulesWithOtherNumbersOfStages) {
   const std::string trace = folder_.path("interleaved.json.gz");
   const std::string scenario = folder_.path("interleaved.json");
   const auto makespan = [&](const std::string& flags) {
-    const CommandResult result = run_sluice(words("simulate " + flags + " --json"));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    return json::parse(result.out)["makespan_s"].get<double>();
+    return test::json_of(words("simulate " + flags + " --json"))["makespan_s"].get<double>();
   };
   const std::string base = "--pp 4 --microbatches 8 --uniform f=1,b=1,w=1 ";
   static_cast<void>(makespan(base + "--schedule interleaved-1f1b --vpp 2 --trace " + trace));

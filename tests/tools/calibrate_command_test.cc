@@ -24,9 +24,7 @@ constexpr const char* kRest =
 const std::string kScenario = std::string("--hidden-size 2048 --cluster dgx-a100-80gb") + kRest;
 
 double predicted_with(const std::string& flags) {
-  const CommandResult result = run_sluice(words("simulate --json " + flags));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  return json::parse(result.out).at("makespan_s");
+  return test::json_of(words("simulate --json " + flags)).at("makespan_s");
 }
 
 double predicted_s(const std::string& flags) { return predicted_with(kScenario + " " + flags); }
@@ -61,9 +59,7 @@ TEST_F(Calibrate, MeasuredIterationsCorrectPredictions) {
   ASSERT_EQ(made.exit_code, 0) << made.err;
   EXPECT_THAT(made.out, HasSubstr("iteration = 1.2000 x predicted + 0"));
 
-  const CommandResult result = run_sluice(words("simulate --json " + kScenario + " --gbs 64 --calibration " + file));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json document = json::parse(result.out);
+  const json document = test::json_of(words("simulate --json " + kScenario + " --gbs 64 --calibration " + file));
   const json& calibration = document.at("calibration");
   const double expected = 1.2 * document.at("makespan_s").get<double>();
   EXPECT_NEAR(calibration.at("iteration_s").get<double>(), expected, 1e-4);
@@ -102,9 +98,7 @@ TEST_F(Calibrate, ANegativeFixedTimeIsFittedAndExplained) {
   EXPECT_THAT(made.out, HasSubstr("The fixed time is negative"));
   EXPECT_THAT(made.out, HasSubstr("+0.00 %"));
   // Below the shortest measurement the correction is in proportion to it.
-  const CommandResult less = run_sluice(words("simulate --json --gbs 2 --calibration " + file + " " + kScenario));
-  ASSERT_EQ(less.exit_code, 0) << less.err;
-  const json document = json::parse(less.out);
+  const json document = test::json_of(words("simulate --json --gbs 2 --calibration " + file + " " + kScenario));
   const double expected = document.at("makespan_s").get<double>() * (1 - 0.01 / shortest);
   EXPECT_NEAR(document.at("calibration").at("iteration_s").get<double>(), expected, 1e-6 * expected);
 }

@@ -147,94 +147,70 @@ struct Times {
 
 struct OracleCase {
   const char* family;
-  int p, m, v, group, batches;
-  Times times;
+  FamilyParams params;
   const char* flags;
+  Times times;
 };
 
 TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyMatchTheOracle) {
   const OracleCase cases[] = {
       {"1f1b",
-       4,
-       6,
-       0,
-       0,
-       0,
-       {.f = {2}, .b = {3}, .w = {1}, .hop = 0.25, .weights = {1, 2, 0.5, 1.25}},
-       "--uniform f=2,b=3,w=1,comm=0.25 --stage-weights 1,2,0.5,1.25"},
+       {.ranks = 4, .microbatches = 6},
+       "--uniform f=2,b=3,w=1,comm=0.25 --stage-weights 1,2,0.5,1.25",
+       {.f = {2}, .b = {3}, .w = {1}, .hop = 0.25, .weights = {1, 2, 0.5, 1.25}}},
       {"seq1f1b",
-       3,
-       5,
-       0,
-       0,
-       0,
-       {.f = {8}, .b = {6}, .w = {2}, .hop = 0.5, .lengths = {5, 2, 1}},
-       "--uniform f=8,b=6,w=2,comm=0.5 --slice-lengths 5,2,1"},
+       {.ranks = 3, .microbatches = 5},
+       "--uniform f=8,b=6,w=2,comm=0.5 --slice-lengths 5,2,1",
+       {.f = {8}, .b = {6}, .w = {2}, .hop = 0.5, .lengths = {5, 2, 1}}},
       {"seq1f1b",
-       4,
-       3,
-       0,
-       0,
-       0,
-       {.f = {4, 5, 6, 7}, .b = {1}, .w = {4}, .lengths = {1, 1, 1, 1}},
-       "--uniform f=4:5:6:7,b=1,w=4 --slices 4"},
+       {.ranks = 4, .microbatches = 3},
+       "--uniform f=4:5:6:7,b=1,w=4 --slices 4",
+       {.f = {4, 5, 6, 7}, .b = {1}, .w = {4}, .lengths = {1, 1, 1, 1}}},
       {"terapipe",
-       3,
-       4,
-       0,
-       0,
-       0,
-       {.f = {3, 2, 1}, .b = {3, 2, 1}, .w = {1, 1, 1}, .weights = {1, 3, 2}, .lengths = {1, 1, 1}},
-       "--uniform f=3:2:1,b=3:2:1,w=1:1:1 --slices 3 --stage-weights 1,3,2"},
+       {.ranks = 3, .microbatches = 4},
+       "--uniform f=3:2:1,b=3:2:1,w=1:1:1 --slices 3 --stage-weights 1,3,2",
+       {.f = {3, 2, 1}, .b = {3, 2, 1}, .w = {1, 1, 1}, .weights = {1, 3, 2}, .lengths = {1, 1, 1}}},
       {"seq1f1b-interleaved",
-       4,
-       8,
-       2,
-       8,
-       0,
-       {.f = {2}, .b = {2}, .w = {2}, .hop = 0.125, .lengths = {1, 1}, .chunks = 2},
-       "--uniform f=2,b=2,w=2,comm=0.125 --slices 2"},
+       {.ranks = 4, .chunks = 2, .microbatches = 8, .group = 8},
+       "--uniform f=2,b=2,w=2,comm=0.125 --slices 2",
+       {.f = {2}, .b = {2}, .w = {2}, .hop = 0.125, .lengths = {1, 1}, .chunks = 2}},
       {"interleaved-1f1b",
-       3,
-       8,
-       3,
-       4,
-       0,
-       {.f = {1}, .b = {1}, .w = {1}, .weights = {1, 1, 1, 2, 1, 1, 1, 1, 3}, .chunks = 3},
-       "--uniform f=1,b=1,w=1 --stage-weights 1,1,1,2,1,1,1,1,3"},
+       {.ranks = 3, .chunks = 3, .microbatches = 8, .group = 4},
+       "--uniform f=1,b=1,w=1 --stage-weights 1,1,1,2,1,1,1,1,3",
+       {.f = {1}, .b = {1}, .w = {1}, .weights = {1, 1, 1, 2, 1, 1, 1, 1, 3}, .chunks = 3}},
       {"zb-v",
-       3,
-       7,
-       0,
-       0,
-       0,
-       {.f = {1}, .b = {1.5}, .w = {0.5}, .hop = 0.1, .chunks = 2},
-       "--uniform f=1,b=1.5,w=0.5,comm=0.1"},
+       {.ranks = 3, .microbatches = 7},
+       "--uniform f=1,b=1.5,w=0.5,comm=0.1",
+       {.f = {1}, .b = {1.5}, .w = {0.5}, .hop = 0.1, .chunks = 2}},
       {"dualpipe",
-       4,
-       10,
-       0,
-       0,
-       0,
-       {.f = {1}, .b = {1}, .w = {1}, .joint = 2.5, .hop = 0.2},
-       "--uniform f=1,b=1,w=1,fb=2.5,comm=0.2"},
+       {.ranks = 4, .microbatches = 10},
+       "--uniform f=1,b=1,w=1,fb=2.5,comm=0.2",
+       {.f = {1}, .b = {1}, .w = {1}, .joint = 2.5, .hop = 0.2}},
       {"dualpipe-v",
-       3,
-       8,
-       0,
-       0,
-       0,
-       {.f = {1}, .b = {1}, .w = {0.5}, .joint = 2, .chunks = 2},
-       "--uniform f=1,b=1,w=0.5,fb=2"},
-      {"hanayo", 4, 4, 4, 0, 0, {.f = {1}, .b = {1}, .w = {1}, .chunks = 4}, "--uniform f=1,b=1,w=1"},
-      {"chimera", 4, 8, 0, 0, 0, {.f = {1}, .b = {2}, .w = {1}, .hop = 0.3}, "--uniform f=1,b=2,w=1,comm=0.3"},
-      {"pipedream", 3, 4, 0, 0, 5, {.f = {1}, .b = {2}, .w = {1}, .hop = 0.3}, "--uniform f=1,b=2,w=1,comm=0.3"},
-      {"zb-h2", 1, 1, 0, 0, 0, {.f = {0.1}, .b = {0.2}, .w = {0.3}}, "--uniform f=0.1,b=0.2,w=0.3"},
-      {"interleaved-zb", 4, 8, 3, 0, 0, {.f = {1}, .b = {1}, .w = {1}, .chunks = 3}, "--uniform f=1,b=1,w=1"},
+       {.ranks = 3, .microbatches = 8},
+       "--uniform f=1,b=1,w=0.5,fb=2",
+       {.f = {1}, .b = {1}, .w = {0.5}, .joint = 2, .chunks = 2}},
+      {"hanayo",
+       {.ranks = 4, .chunks = 4, .microbatches = 4},
+       "--uniform f=1,b=1,w=1",
+       {.f = {1}, .b = {1}, .w = {1}, .chunks = 4}},
+      {"chimera",
+       {.ranks = 4, .microbatches = 8},
+       "--uniform f=1,b=2,w=1,comm=0.3",
+       {.f = {1}, .b = {2}, .w = {1}, .hop = 0.3}},
+      {"pipedream",
+       {.ranks = 3, .microbatches = 4, .batches = 5},
+       "--uniform f=1,b=2,w=1,comm=0.3",
+       {.f = {1}, .b = {2}, .w = {1}, .hop = 0.3}},
+      {"zb-h2", {.ranks = 1, .microbatches = 1}, "--uniform f=0.1,b=0.2,w=0.3", {.f = {0.1}, .b = {0.2}, .w = {0.3}}},
+      {"interleaved-zb",
+       {.ranks = 4, .chunks = 3, .microbatches = 8},
+       "--uniform f=1,b=1,w=1",
+       {.f = {1}, .b = {1}, .w = {1}, .chunks = 3}},
   };
   for (const OracleCase& c : cases) {
     SCOPED_TRACE(std::string(c.family) + " " + c.flags);
-    FamilyParams params{.ranks = c.p, .chunks = c.v, .microbatches = c.m, .batches = c.batches, .group = c.group};
+    FamilyParams params = c.params;
     params.shape.slice_lengths.assign(c.times.lengths.begin(), c.times.lengths.end());
     const Schedule schedule = make_schedule(find_family(c.family), params);
     test::OracleCosts costs;
@@ -244,16 +220,18 @@ TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyMatchTheOracle) {
       costs.joint = [&](const Op&, const Op&) { return std::llround(c.times.joint * 1e9 / c.times.chunks); };
     }
     const test::OracleTimes expected = test::longest_path(schedule, costs);
-    std::string flags = std::string("--schedule ") + c.family + " --pp " + std::to_string(c.p) + " --microbatches " +
-                        std::to_string(c.m) + " " + c.flags;
-    if (c.v != 0) flags += " --vpp " + std::to_string(c.v);
-    if (c.group != 0) flags += " --group " + std::to_string(c.group);
-    if (c.batches != 0) flags += " --batches " + std::to_string(c.batches);
+    std::string flags = std::string("--schedule ") + c.family + " " + c.flags;
+    for (const auto& [flag, value] :
+         {std::pair(" --pp ", params.ranks), std::pair(" --microbatches ", params.microbatches),
+          std::pair(" --vpp ", params.chunks), std::pair(" --group ", params.group),
+          std::pair(" --batches ", params.batches)}) {
+      if (value != 0) flags += flag + std::to_string(value);
+    }
     const json result = simulated(flags);
     EXPECT_EQ(nanoseconds(result.at("makespan_s")), expected.makespan());
     EXPECT_EQ(nanoseconds(result.at("span_s")), expected.largest_span());
     std::int64_t ideal = 0;
-    for (int rank = 0; rank < c.p; ++rank) {
+    for (int rank = 0; rank < params.ranks; ++rank) {
       EXPECT_EQ(nanoseconds(result.at("ranks").at(static_cast<std::size_t>(rank)).at("busy_s")), expected.busy(rank));
       ideal = std::max(ideal, expected.busy(rank));
     }
@@ -337,9 +315,7 @@ TEST(Examples, AllSimulateFitAndWriteValidTraces) {
     SCOPED_TRACE(file.filename());
     const TemporaryFolder folder;
     const std::string trace = folder.path("t.json");
-    const CommandResult result = run_sluice({"simulate", file.string(), "--json", "--trace", trace});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
-    const json prediction = json::parse(result.out);
+    const json prediction = test::json_of({"simulate", file.string(), "--json", "--trace", trace});
     EXPECT_TRUE(prediction.at("fits").get<bool>());
     EXPECT_LE(prediction.at("memory").at("needed_bytes"), prediction.at("memory").at("capacity_bytes"));
     // Published runs of such models reach 30 to 60 % of the peak; TeraPipe's V100 nodes on 25 Gb/s Ethernet 5 to 15 %.

@@ -141,9 +141,7 @@ TEST_F(Compare, ToleranceIsRelativeToTheFirstRun) {
 TEST_F(Compare, ScenariosAreSimulated) {
   const std::string file = scenario();
   const std::string both = folder_.path("both.json.gz");
-  const CommandResult result = run_sluice({"compare", file, kineto(file), "--json", "--trace", both});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json document = json::parse(result.out);
+  const json document = test::json_of({"compare", file, kineto(file), "--json", "--trace", both});
   EXPECT_EQ(document.at("makespan_s").at("relative"), 0.0);
   EXPECT_EQ(document.at("differing"), json::array());
   EXPECT_EQ(document.at("sources").at("second").at("notes").size(), 3U);
@@ -234,11 +232,10 @@ TEST_F(Compare, ErrorsAreOneLine) {
 }
 
 TEST_F(Compare, ExamplesPrecedeOptions) {
-  const CommandResult help = run_sluice({"compare", "--help"});
-  EXPECT_EQ(help.exit_code, 0);
-  const std::size_t examples = help.out.find("Examples:");
+  const std::string help = test::output_of({"compare", "--help"});
+  const std::size_t examples = help.find("Examples:");
   ASSERT_NE(examples, std::string::npos);
-  EXPECT_LT(examples, help.out.find("Options:"));
+  EXPECT_LT(examples, help.find("Options:"));
 }
 
 TEST_F(Compare, WaitsForCoresOfMeasuredRunsAreNamed) {
@@ -248,9 +245,8 @@ TEST_F(Compare, WaitsForCoresOfMeasuredRunsAreNamed) {
   ASSERT_NE(text.find(scenario), std::string::npos);
   text.insert(text.find(scenario), "\"waited_for_cores\":true,");
   write_file_whole(folder_.path("waited.json"), text);
-  const CommandResult result = run_sluice({"compare", a, folder_.path("waited.json"), "--tolerance", "1%"});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("measured times include waits for cores; measure again on an idle machine"));
+  const std::string result = test::output_of({"compare", a, folder_.path("waited.json"), "--tolerance", "1%"});
+  EXPECT_THAT(result, HasSubstr("measured times include waits for cores; measure again on an idle machine"));
   EXPECT_EQ(run_sluice({"compare", a, a}).out.find("waits for cores"), std::string::npos);
 }
 

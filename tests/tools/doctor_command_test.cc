@@ -36,9 +36,7 @@ TEST(Doctor, OpenBlasIsLoadedOnlyByCommandsThatMultiply) {
 
 TEST(Doctor, PrintsOneJsonDocument) {
   const auto began = std::chrono::steady_clock::now();
-  const CommandResult result = run_sluice({"doctor", "--json"});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  const json document = json::parse(result.out);
+  const json document = test::json_of({"doctor", "--json"});
   EXPECT_EQ(document.at("schema"), "sluice.doctor/1");
   EXPECT_GE(document.at("cpu").at("cores").get<int>(), 1);
   EXPECT_GT(document.at("cpu").at("memory_bytes").get<std::int64_t>(), 0);
@@ -67,9 +65,8 @@ TEST(Doctor, AdvisesFasterKernels) {
   const bool dynamic = slow.at("blas").get<std::string>().find("DYNAMIC_ARCH") != std::string::npos;
   const bool advised = dynamic && cpuinfo.str().find(" avx512vl") != std::string::npos;
   EXPECT_EQ(slow.at("faster_coretype"), advised ? json("SkylakeX") : json()) << slow;
-  const CommandResult run = run_sluice({"run", "--steps", "1"}, {"OPENBLAS_CORETYPE=Haswell"});
-  EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(run.out.find("OPENBLAS_CORETYPE=SkylakeX is faster") != std::string::npos, advised) << run.out;
+  const std::string run = test::output_of({"run", "--steps", "1"}, {"OPENBLAS_CORETYPE=Haswell"});
+  EXPECT_EQ(run.find("OPENBLAS_CORETYPE=SkylakeX is faster") != std::string::npos, advised) << run;
 }
 
 TEST(Doctor, AdviceDependsOnTheKernelsAndTheCpu) {
@@ -106,11 +103,10 @@ TEST(Doctor, ReportsLibrariesAndWhereTheyWereSearched) {
     EXPECT_TRUE(each.at("version").is_null());
     EXPECT_THAT(each.at("detail").get<std::string>(), HasSubstr(why));
   }
-  const CommandResult text = run_sluice({"doctor"}, environment);
-  EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out, HasSubstr("\ncuDNN         no: " + why));
-  EXPECT_THAT(text.out, HasSubstr("\nsearched      the loader's folders (LD_LIBRARY_PATH)\n"));
-  EXPECT_THAT(text.out, HasSubstr("\n              " + cudnn + "\n"));
+  const std::string text = test::output_of({"doctor"}, environment);
+  EXPECT_THAT(text, HasSubstr("\ncuDNN         no: " + why));
+  EXPECT_THAT(text, HasSubstr("\nsearched      the loader's folders (LD_LIBRARY_PATH)\n"));
+  EXPECT_THAT(text, HasSubstr("\n              " + cudnn + "\n"));
 }
 
 // A cuDNN that loads, on the loader's path, and the libraries that it needs, one after the other, in a Python
@@ -162,13 +158,12 @@ TEST(Doctor, ReportsWhatIsOptional) {
 }
 
 TEST(Doctor, ReportsTheLauncherVariables) {
-  const CommandResult result = run_sluice({"doctor"}, {"RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=here"});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("torchrun: rank 3 of 8, local rank 1\n"));
-  EXPECT_THAT(result.out, HasSubstr("MASTER_ADDR=here\n"));
-  const CommandResult wrong = run_sluice({"doctor", "--json"}, {"RANK=8", "WORLD_SIZE=8", "LOCAL_RANK=1"});
-  EXPECT_EQ(wrong.exit_code, 0) << wrong.err;
-  EXPECT_EQ(json::parse(wrong.out).at("launcher").at("error"), "RANK: expected a number below 8 (WORLD_SIZE), got 8");
+  const std::string result =
+      test::output_of({"doctor"}, {"RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=here"});
+  EXPECT_THAT(result, HasSubstr("torchrun: rank 3 of 8, local rank 1\n"));
+  EXPECT_THAT(result, HasSubstr("MASTER_ADDR=here\n"));
+  const nlohmann::json wrong = test::json_of({"doctor", "--json"}, {"RANK=8", "WORLD_SIZE=8", "LOCAL_RANK=1"});
+  EXPECT_EQ(wrong.at("launcher").at("error"), "RANK: expected a number below 8 (WORLD_SIZE), got 8");
 }
 
 }  // namespace

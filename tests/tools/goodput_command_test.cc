@@ -20,11 +20,7 @@ using ::testing::HasSubstr;
 const std::string kScenario =
     "--model llama3-8b --cluster dgx-h100 --pp 2 --tp 4 --dp 8 --gbs 64 --seq-length 8192 --use-distributed-optimizer ";
 
-json goodput(const std::string& flags) {
-  const CommandResult result = run_sluice(words("goodput --json " + flags));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  return json::parse(result.out);
-}
+json goodput(const std::string& flags) { return test::json_of(words("goodput --json " + flags)); }
 
 std::string error(const std::string& flags) {
   const CommandResult result = run_sluice(words("goodput " + flags));

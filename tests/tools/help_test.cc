@@ -198,19 +198,16 @@ TEST(Help, PhrasesInsideOfWordsAreAccepted) {
 }
 
 TEST(Help, TheListOfCommandsFitsOnOneScreen) {
-  const test::CommandResult result = test::run_sluice({"--help"});
-  EXPECT_EQ(result.exit_code, 0);
-  EXPECT_LE(std::count(result.out.begin(), result.out.end(), '\n'), 45) << result.out;
-  EXPECT_EQ(result.out, help_text(sluice_tree(), true))
-      << "tools/commands.cc names, groups and summarizes all commands";
+  const std::string result = test::output_of({"--help"});
+  EXPECT_LE(std::count(result.begin(), result.end(), '\n'), 45) << result;
+  EXPECT_EQ(result, help_text(sluice_tree(), true)) << "tools/commands.cc names, groups and summarizes all commands";
 }
 
 TEST(Help, WithoutACommandIsTheListOfCommands) {
   const std::string list = test::run_sluice({"--help"}).out;
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{}, {"help"}}) {
-    const test::CommandResult result = test::run_sluice(arguments);
-    EXPECT_EQ(result.exit_code, 0);
-    EXPECT_EQ(result.out, list);
+    const std::string result = test::output_of(arguments);
+    EXPECT_EQ(result, list);
   }
   EXPECT_EQ(test::run_sluice({"help", "simulate"}).out, test::run_sluice({"simulate", "--help"}).out);
   EXPECT_EQ(test::run_sluice({"help", "help"}).out, test::run_sluice({"help", "--help"}).out);

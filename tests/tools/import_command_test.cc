@@ -1,5 +1,6 @@
 // Configurations of Megatron-LM in place of scenario files, and `sluice import`.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -83,25 +84,30 @@ std::vector<PrintedPoint> printed_points(const RoundTrip& trip) {
   return out;
 }
 
+// Expects that what was printed for `scenario`, and imported, is this configuration on `cluster`. Returns its outcome.
+std::string expect_read_back(Imported imported, const Scenario& scenario, const json& cluster) {
+  EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
+  imported.scenario["cluster"] = cluster;
+  const std::string expected = outcome_of(scenario);
+  std::string actual;
+  try {
+    actual = outcome_of(scenario_from_json(imported.scenario, "printed", ""));
+  } catch (const InputError& error) {
+    actual = expected == "invalid" ? "invalid" : error.what();
+  }
+  EXPECT_EQ(actual, expected);
+  return expected;
+}
+
 // What `plan` prints for Megatron-LM is read as the configuration that it was printed for.
 void expect_round_trips(const RoundTrip& trip) {
   std::set<std::string> outcomes;
   for (const auto& [scenario, line] : printed_points(trip)) {
     SCOPED_TRACE(line);
     Imported imported = import_megatron_line(line, "line");
-    EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
     check_complete(imported.scenario, "line", imported);
-    imported.scenario["cluster"] = document_of(trip).at("cluster");
     imported.scenario["parallelism"]["gpus"] = trip.gpus;
-    const std::string expected = outcome_of(scenario);
-    std::string actual;
-    try {
-      actual = outcome_of(scenario_from_json(imported.scenario, "line", ""));
-    } catch (const InputError& error) {
-      actual = expected == "invalid" ? "invalid" : error.what();
-    }
-    EXPECT_EQ(actual, expected);
-    outcomes.insert(expected);
+    outcomes.insert(expect_read_back(std::move(imported), scenario, document_of(trip).at("cluster")));
   }
   EXPECT_GT(outcomes.size(), 10U);
 }
@@ -159,79 +165,53 @@ TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
       for (const std::string& word : words(point.line)) names.insert(word);
     }
   }
-  for (const char* name : {"--context-parallel-size",
-                           "--expert-model-parallel-size",
-                           "--expert-tensor-parallel-size",
-                           "--pipeline-model-parallel-layout",
-                           "--decoder-first-pipeline-num-layers",
-                           "--decoder-last-pipeline-num-layers",
-                           "--num-layers-per-virtual-pipeline-stage",
-                           "--no-overlap-p2p-communication",
-                           "--use-tp-pp-dp-mapping",
-                           "--sequence-parallel",
-                           "--use-distributed-optimizer",
-                           "--recompute-activations",
-                           "--recompute-granularity",
-                           "block",
-                           "uniform",
-                           "--multi-latent-attention",
-                           "--moe-layer-freq",
-                           "--moe-shared-expert-gate",
-                           "--grad-reduce-in-bf16",
-                           "--fp8-format",
-                           "--fp8-recipe",
-                           "--fp8-param-gather",
-                           "--tp-comm-overlap",
-                           "--clip-grad",
-                           "--group-query-attention",
-                           "--kv-channels",
-                           "--add-qkv-bias",
-                           "--qk-layernorm",
-                           "--mtp-num-layers",
-                           "--overlap-grad-reduce",
-                           "--overlap-param-gather",
-                           "a2a"}) {
+  const std::string expected =
+      "--context-parallel-size --expert-model-parallel-size --expert-tensor-parallel-size "
+      "--pipeline-model-parallel-layout --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers "
+      "--num-layers-per-virtual-pipeline-stage --no-overlap-p2p-communication --use-tp-pp-dp-mapping "
+      "--sequence-parallel --use-distributed-optimizer --recompute-activations --recompute-granularity block "
+      "uniform --multi-latent-attention --moe-layer-freq --moe-shared-expert-gate --grad-reduce-in-bf16 "
+      "--fp8-format --fp8-recipe --fp8-param-gather --tp-comm-overlap --clip-grad --group-query-attention "
+      "--kv-channels --add-qkv-bias --qk-layernorm --mtp-num-layers --overlap-grad-reduce --overlap-param-gather "
+      "a2a";
+  for (const std::string& name : words(expected)) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
 }
 
-// The TOML that `plan` prints for torchtitan is read as the configuration that it was printed for.
+// What `plan` prints for a framework, read by `read`, is the configuration that it was printed for.
+void expect_read_back(const char* name, const json& document, std::int64_t gpus, const auto& read) {
+  const Framework& framework = *find_framework(name);
+  Scenario base = scenario_from_json(document, "base", "");
+  PlanSpace space;
+  space.gpus = gpus;
+  space.micro_batch = {1, 2};
+  restrict_to(framework, base, space);
+  const std::vector<PlanPoint> points = enumerate(base, space);
+  const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
+  std::set<std::string> outcomes;
+  for (std::size_t i = 0; i < points.size(); i += step) {
+    if (!framework.refusal(base, points[i]).empty()) continue;
+    const std::string text = framework.configuration(base, space, points[i]);
+    SCOPED_TRACE(text);
+    outcomes.insert(expect_read_back(read(text), scenario_of(base, space, points[i]), document["cluster"]));
+  }
+  EXPECT_GT(outcomes.size(), 10U);
+}
+
 TEST(Import, ReadsBackTheTomlOfAPlan) {
   for (const auto& [model, zero] :
        {std::pair("llama3-8b", 0), std::pair("mistral-7b", 3), std::pair("qwen3-30b-a3b", 0)}) {
-    json document = {{"model", model},
-                     {"parallelism", {{"zero", zero}}},
-                     {"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
-                     {"batch", {{"global_batch", 32}, {"sequence_length", 4096}}}};
-    Scenario base = scenario_from_json(document, "base", "");
-    PlanSpace space;
-    space.gpus = 8;
-    space.micro_batch = {1, 2};
-    restrict_to(*find_framework("torchtitan"), base, space);
-    const std::vector<PlanPoint> points = enumerate(base, space);
-    const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
-    std::set<std::string> outcomes;
-    for (std::size_t i = 0; i < points.size(); i += step) {
-      const std::string toml = find_framework("torchtitan")->configuration(base, space, points[i]);
-      SCOPED_TRACE(toml);
-      Imported imported = import_text(toml, "run.toml");
-      EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
-      imported.scenario["cluster"] = document["cluster"];
-      const std::string expected = outcome_of(scenario_of(base, space, points[i]));
-      std::string actual;
-      try {
-        actual = outcome_of(scenario_from_json(imported.scenario, "run.toml", ""));
-      } catch (const InputError& error) {
-        actual = expected == "invalid" ? "invalid" : error.what();
-      }
-      EXPECT_EQ(actual, expected);
-      outcomes.insert(expected);
-    }
-    EXPECT_GT(outcomes.size(), 10U);
+    expect_read_back("torchtitan",
+                     {{"model", model},
+                      {"parallelism", {{"zero", zero}}},
+                      {"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
+                      {"batch", {{"global_batch", 32}, {"sequence_length", 4096}}}},
+                     8, [](const std::string& toml) { return import_text(toml, "run.toml"); });
   }
 }
 
-// The arguments and the JSON that `plan` prints for DeepSpeed are read as the configuration that they were printed for.
+// The arguments and the JSON of DeepSpeed, on a line and as a file.
 TEST(Import, ReadsBackTheArgumentsAndTheJsonOfAPlan) {
   for (const char* scenario :
        {R"({"model": "llama3-8b"})", R"({"model": "gpt2"})",
@@ -243,33 +223,11 @@ TEST(Import, ReadsBackTheArgumentsAndTheJsonOfAPlan) {
     json document = json::parse(scenario);
     document["cluster"] = {{"name", "dgx-h100"}, {"nodes", 2}};
     document["batch"] = {{"global_batch", 32}, {"sequence_length", 1024}};
-    Scenario base = scenario_from_json(document, "base", "");
-    PlanSpace space;
-    space.gpus = 16;
-    space.micro_batch = {1, 2};
-    restrict_to(*find_framework("deepspeed"), base, space);
-    const std::vector<PlanPoint> points = enumerate(base, space);
-    const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
-    std::set<std::string> outcomes;
-    for (std::size_t i = 0; i < points.size(); i += step) {
-      if (!find_framework("deepspeed")->refusal(base, points[i]).empty()) continue;
-      const std::string text = find_framework("deepspeed")->configuration(base, space, points[i]);
-      SCOPED_TRACE(text);
+    expect_read_back("deepspeed", document, 16, [](const std::string& text) {
       Imported imported = import_megatron_line(text, "line");
-      EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
       EXPECT_EQ(import_text(text, "file").scenario, imported.scenario);
-      imported.scenario["cluster"] = document["cluster"];
-      const std::string expected = outcome_of(scenario_of(base, space, points[i]));
-      std::string actual;
-      try {
-        actual = outcome_of(scenario_from_json(imported.scenario, "line", ""));
-      } catch (const InputError& error) {
-        actual = expected == "invalid" ? "invalid" : error.what();
-      }
-      EXPECT_EQ(actual, expected);
-      outcomes.insert(expected);
-    }
-    EXPECT_GT(outcomes.size(), 10U);
+      return imported;
+    });
   }
 }
 
@@ -359,9 +317,8 @@ TEST(Import, ReadsTorchtitanByContent) {
       << "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 8\nseq_len = 4096\n"
          "[parallelism]\ndata_parallel_shard_degree = 1\npipeline_parallel_degree = 4\n"
          "tensor_parallel_degree = 2\n[activation_checkpoint]\nmode = \"none\"\n";
-  const CommandResult simulated = run_sluice({"simulate", "--json", "--cluster", "dgx-h100", file});
-  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
-  EXPECT_EQ(json::parse(simulated.out).at("schedule").at("microbatches"), 8);
+  const nlohmann::json simulated = test::json_of({"simulate", "--json", "--cluster", "dgx-h100", file});
+  EXPECT_EQ(simulated.at("schedule").at("microbatches"), 8);
   EXPECT_EQ(json::parse(run_sluice({"import", file}).out).at("model"), "llama3-8b");
   std::ofstream(file) << "[model]\nflavor = \"debug\"\n[parallelism]\ndata_parallel_shard_degree = 1\n";
   EXPECT_THAT(run_sluice({"import", file}).err,
@@ -399,9 +356,7 @@ TEST(Import, NamesWhatAFileLooksLike) {
 // The line that `plan` prints, word for word, gives the printed iteration.
 TEST(Import, PlanPrintsALineThatSimulateReads) {
   const std::string model = "--model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 ";
-  const CommandResult plan = run_sluice(words("plan " + model + "--schedule megatron --tp 2 --pp 4 --top 1 --json"));
-  ASSERT_EQ(plan.exit_code, 0) << plan.err;
-  const json document = json::parse(plan.out);
+  const json document = test::json_of(words("plan " + model + "--schedule megatron --tp 2 --pp 4 --top 1 --json"));
   const json& best = document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>());
   const std::string line = document.at("megatron").at("arguments");
   const CommandResult result =
@@ -417,9 +372,7 @@ TEST(Import, RunsReadConfigurationsOfFrameworks) {
       "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
       "--vocab-size 256 --micro-batch-size 1 --bf16 --pipeline-model-parallel-size 2 --global-batch-size 4 "
       "--num-virtual-stages-per-pipeline-rank 2";
-  const CommandResult result = run_sluice({"run", "--json", "--steps", "1", "--megatron-args", line});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json schedule = json::parse(result.out).at("schedule");
+  const json schedule = test::json_of({"run", "--json", "--steps", "1", "--megatron-args", line}).at("schedule");
   EXPECT_EQ(schedule.at("family"), "interleaved-1f1b");
   EXPECT_EQ(schedule.at("chunks"), 2);
   EXPECT_EQ(schedule.at("microbatches"), 4);
@@ -525,12 +478,9 @@ TEST(Import, LogsWithArgumentsNeedNoScenario) {
                         " iteration 1/3 | elapsed time per iteration (ms): 900.0 |\n"
                         " iteration 2/3 | elapsed time per iteration (ms): 800.0 |\n"
                         " iteration 3/3 | elapsed time per iteration (ms): 700.0 |\n";
-  const CommandResult result = run_sluice({"calibrate", log, "--cluster", "dgx-h100", "--fit", "scale", "--json"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const CommandResult simulated = run_sluice({"simulate", "--json", log, "--cluster", "dgx-h100"});
-  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
-  EXPECT_NEAR(json::parse(result.out).at("scale").get<double>(),
-              0.7 / json::parse(simulated.out).at("makespan_s").get<double>(), 1e-6);
+  const nlohmann::json result = test::json_of({"calibrate", log, "--cluster", "dgx-h100", "--fit", "scale", "--json"});
+  const nlohmann::json simulated = test::json_of({"simulate", "--json", log, "--cluster", "dgx-h100"});
+  EXPECT_NEAR(result.at("scale").get<double>(), 0.7 / simulated.at("makespan_s").get<double>(), 1e-6);
   EXPECT_THAT(run_sluice({"calibrate", log}).err, HasSubstr("/cluster"));
 }
 

@@ -20,9 +20,7 @@ const std::string kOffloadPlan = "plan --model llama3-8b --cluster dgx-h100 --gb
 TEST(Offload, IsPrintedAndReadBack) {
   const std::string base = kOffloadPlan + "--gpus 8 --top 1 --mbs 1 --recompute full --pp 2 --tp 2 ";
   const auto configuration = [&](const std::string& flags) {
-    const CommandResult result = run_sluice(words(base + flags + " --json"));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    return json::parse(result.out).at("configuration").get<std::string>();
+    return test::json_of(words(base + flags + " --json")).at("configuration").get<std::string>();
   };
   const std::string megatron = configuration(
       "--runs-on megatron --use-distributed-optimizer yes --schedule 1f1b --optimizer-cpu-offload "
@@ -63,10 +61,9 @@ const std::string kOffloadRun =
 
 TEST(ActivationOffload, OfNothingPrintsWhatIsPrintedWithout) {
   const CommandResult without = run_sluice(words(kOffloadRun + "--json"));
-  const CommandResult with = run_sluice(words(kOffloadRun + "--json --offload-activations 0"));
-  ASSERT_EQ(with.exit_code, 0) << with.err;
+  const nlohmann::json with = test::json_of(words(kOffloadRun + "--json --offload-activations 0"));
   json expected = json::parse(without.out);
-  json result = json::parse(with.out);
+  json result = with;
   for (const char* name_of_setting : {"scenario", "assumptions"}) {
     expected.erase(name_of_setting);
     result.erase(name_of_setting);
@@ -123,9 +120,7 @@ TEST(ActivationOffload, OfModulesIsImported) {
       << "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 "
          "--global-batch-size 16 --pipeline-model-parallel-size 4 --fine-grained-activation-offloading "
          "--offload-modules core_attn attn_proj --bf16 --vocab-size 32000 --max-position-embeddings 4096";
-  const CommandResult read = run_sluice({"import", folder.path("args.txt"), "--gpus", "4"});
-  ASSERT_EQ(read.exit_code, 0) << read.err;
-  const json parallelism = json::parse(read.out).at("parallelism");
+  const json parallelism = test::json_of({"import", folder.path("args.txt"), "--gpus", "4"}).at("parallelism");
   EXPECT_EQ(parallelism.at("offload_activations"), "1");
   EXPECT_EQ(parallelism.at("offload_modules"), json::parse(R"(["core_attn", "attn_proj"])"));
   const CommandResult run =

@@ -101,25 +101,21 @@ TEST(PlanCommand, ListsTheClosestOfManyConfigurations) {
 }
 
 TEST(PlanCommand, OneRankTriesAllFamilies) {
-  const CommandResult result = run_sluice(
+  const json document = test::json_of(
       words("plan --model " + kExamples +
             "models/llama3-8b/config.json --cluster dgx-h100 --gpus 8 --gbs 256 --seq-length 8192 --pp 1 --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json document = json::parse(result.out);
   const json& ranking = document.at("ranking");
   EXPECT_NEAR(ranking.at(0).at("iteration_s").get<double>(), 26.53, 0.01);
   EXPECT_EQ(ranking.at(document.at("megatron").at("place").get<std::size_t>()).at("schedule"), "1f1b");
 }
 
 TEST(PlanCommand, SearchesExpertsAndContext) {
-  const CommandResult experts = run_sluice(
+  const nlohmann::json experts = test::json_of(
       words("plan --model deepseek-v3 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 --tp 4 --pp 16 "
             "--mbs 1 --schedule zb-v --recompute none --even-stages --json"));
-  ASSERT_EQ(experts.exit_code, 0) << experts.err;
-  EXPECT_GT(json::parse(experts.out).at("ranking").at(0).at("ep"), 1);
-  const CommandResult context = run_sluice(words(kLlama + "--cp 1,2 --schedule 1f1b --csv /dev/stdout"));
-  ASSERT_EQ(context.exit_code, 0) << context.err;
-  for (const char* cell : {",1f1b,2,1,", ",1f1b,2,2,"}) EXPECT_NE(context.out.find(cell), std::string::npos) << cell;
+  EXPECT_GT(experts.at("ranking").at(0).at("ep"), 1);
+  const std::string context = test::output_of(words(kLlama + "--cp 1,2 --schedule 1f1b --csv /dev/stdout"));
+  for (const char* cell : {",1f1b,2,1,", ",1f1b,2,2,"}) EXPECT_NE(context.find(cell), std::string::npos) << cell;
 }
 
 // As in Megatron-LM: transfers of interleaved stages overlap unless a flag excludes it, and others block.
@@ -129,9 +125,7 @@ TEST(PlanCommand, FollowsMegatronsTransfers) {
       "--recompute none --json ";
   const auto rows_of = [&](const std::string& flags) {
     const bool any = flags.find("--runs-on") != std::string::npos;
-    const CommandResult result = run_sluice(words(base + flags + (any ? "" : " --runs-on megatron")));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    return json::parse(result.out).at("ranking");
+    return test::json_of(words(base + flags + (any ? "" : " --runs-on megatron"))).at("ranking");
   };
   int on_two_ranks = 0;
   for (const json& row : rows_of("")) {
@@ -157,13 +151,12 @@ TEST(PlanCommand, FollowsMegatronsTransfers) {
 }
 
 TEST(PlanCommand, SearchesOverlapsAndPartsOfExperts) {
-  const CommandResult result = run_sluice(
+  const nlohmann::json result = test::json_of(
       words("plan --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --tp 2 --pp 4 --mbs 1 "
             "--schedule interleaved-1f1b --vpp 2 --recompute none --ep 4 --etp 1,2 --use-distributed-optimizer yes "
             "--overlap-grad-reduce yes,no --overlap-param-gather yes,no --even-stages --all --runs-on any --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
   std::map<std::tuple<int, bool, bool>, double> times;
-  const json document = json::parse(result.out);
+  const json document = result;
   for (const json& row : document.at("ranking")) {
     const std::tuple key(row.at("etp").get<int>(), row.at("overlap_grad_reduce").get<bool>(),
                          row.at("overlap_param_gather").get<bool>());
@@ -194,9 +187,8 @@ TEST(PlanCommand, PrintsLayoutsForMegatron) {
   const json& best = document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>());
   std::vector<std::string> flags = words("simulate --json " + base + best.at("flags").get<std::string>());
   flags.insert(flags.end(), {"--pipeline-model-parallel-layout", "Et|(t*2|)*14tL"});
-  const CommandResult simulated = run_sluice(flags);
-  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
-  EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), best.at("makespan_s"));
+  const nlohmann::json simulated = test::json_of(flags);
+  EXPECT_EQ(simulated.at("makespan_s"), best.at("makespan_s"));
   flags.back() = "Et|(t*2|)*14t*2L";
   EXPECT_EQ(run_sluice(flags).err,
             "sluice: --pipeline-model-parallel-layout: expected the model's 30 layers, not 31, got "
@@ -207,9 +199,7 @@ TEST(PlanCommand, PrintsLayoutsForMegatron) {
 TEST(PlanCommand, RanksOnlyWhatTheFrameworkRuns) {
   const std::string base = kLlama + "--gpus 8 --json --all --top 5 --mbs 1,2 --recompute none ";
   const auto schedules_of = [&](const std::string& flags) {
-    const CommandResult result = run_sluice(words(base + flags));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    const json document = json::parse(result.out);
+    const json document = test::json_of(words(base + flags));
     std::set<std::string> names;
     for (const char* rows : {"ranking", "others"}) {
       for (const json& row : document.at(rows)) {
@@ -271,13 +261,12 @@ TEST(PlanCommand, PrintsOneZeroStage) {
 
 // The printed flags of `sluice run` train the model.
 TEST(PlanCommand, PrintsFlagsThatRun) {
-  const CommandResult plan = run_sluice(
+  const nlohmann::json plan = test::json_of(
       words("plan --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 96 "
             "--vocab-size 128 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
             "--untie-embeddings-and-output-weights --seq-length 32 --gbs 8 "
             "--cluster dgx-h100 --gpus 2 --pp 2 --schedule interleaved-1f1b --vpp 2 --runs-on sluice --json"));
-  ASSERT_EQ(plan.exit_code, 0) << plan.err;
-  const std::string flags = json::parse(plan.out).at("configuration");
+  const std::string flags = plan.at("configuration");
   const CommandResult run = run_sluice(words(flags + " --steps 1 --json"));
   EXPECT_EQ(run.exit_code, 0) << flags << run.err;
 }
@@ -379,9 +368,7 @@ TEST(PlanCommand, NamesAShortlist) {
   const std::string space =
       "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 --schedule megatron --cp 1 " +
       std::string(test::small_scope() ? "--mbs 1 --recompute none " : "");
-  const CommandResult result = run_sluice(words(space + "--shortlist 3 --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json found = json::parse(result.out);
+  const json found = test::json_of(words(space + "--shortlist 3 --json"));
   const json& places = found.at("shortlist").at("places");
   ASSERT_EQ(places.size(), 3U);
   EXPECT_EQ(places.at(0), 0);
@@ -454,12 +441,14 @@ TEST(PlanCommand, UsesTheGpusOfAScenario) {
 }
 
 TEST(PlanCommand, CoversThePlannerOfPipeDream2bw) {
-  const CommandResult result = run_sluice(
-      words("plan --num-layers 48 --hidden-size 1920 --num-attention-heads 20 --vocab-size 30522 "
-            "--max-position-embeddings 512 --cluster p3.16xlarge --gbs 512 --seq-length 512 --schedule pipedream-2bw "
-            "--tp 1 --use-distributed-optimizer no --even-stages --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json best = json::parse(result.out).at("ranking").at(0);
+  const json best =
+      test::json_of(
+          words(
+              "plan --num-layers 48 --hidden-size 1920 --num-attention-heads 20 --vocab-size 30522 "
+              "--max-position-embeddings 512 --cluster p3.16xlarge --gbs 512 --seq-length 512 --schedule pipedream-2bw "
+              "--tp 1 --use-distributed-optimizer no --even-stages --json"))
+          .at("ranking")
+          .at(0);
   EXPECT_EQ(best.at("schedule"), "pipedream-2bw");
   EXPECT_EQ(best.at("pp").get<int>() * best.at("dp").get<int>(), 8);
 }
@@ -502,9 +491,7 @@ TEST(PlanCommand, SearchesThePartitionOfOneConfiguration) {
   const std::string base = "--model llama3-8b --cluster dgx-h100 --gbs 256 --seq-length 8192 ";
   const std::string one = "plan --partition --gpus 8 --pp 2 --tp 1 --cp 2 --mbs 1 --schedule zb-h1 --recompute none " +
                           base + "--use-tp-pp-dp-mapping no ";
-  const CommandResult result = run_sluice(words(one + "--use-distributed-optimizer yes --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json document = json::parse(result.out);
+  const json document = test::json_of(words(one + "--use-distributed-optimizer yes --json"));
   EXPECT_EQ(document.at("schema"), "sluice.partition/1");
   EXPECT_EQ(document.at("stage_layers"), (json{17, 15}));
   EXPECT_EQ(document.at("pipeline_layout"), "Et*17|t*15L");

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
+#include <string>
 
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
@@ -18,6 +19,7 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
+using ::testing::HasSubstr;
 
 // Of models with experts and latent attention, selective recomputation may repeat what is cheap as well, unless modules
 // are listed.
@@ -37,11 +39,7 @@ TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
 // Selective recomputation without modules is that of core attention to `simulate`; a plan tries it and the cheap
 // modules.
 TEST(PlanCommand, SelectiveRecomputationIncludesThatOfSimulate) {
-  const auto document_of = [](const std::string& line) {
-    const CommandResult result = run_sluice(words(line + " --json"));
-    EXPECT_EQ(result.exit_code, 0) << line << result.err;
-    return json::parse(result.out);
-  };
+  const auto document_of = [](const std::string& line) { return test::json_of(words(line + " --json")); };
   const std::string qwen = "--model qwen3-30b-a3b --cluster dgx-h200 --gbs 64 --seq-length 4096 ";
   const std::string mixtral = "--model mixtral-8x7b --cluster dgx-h200 --gbs 64 --seq-length 4096 ";
   const TemporaryFolder folder;
@@ -101,10 +99,9 @@ const std::string kBiasedExperts =
     "--cluster dgx-h100 --gpus 64 --gbs 256 --seq-length 4096 --ep 16 --pp 4 --tp 1 --mbs 1";
 
 TEST(PlanCommand, PrintsTheClampOfExperts) {
-  const CommandResult result = run_sluice(words(kBiasedExperts + " --runs-on megatron --schedule 1f1b --top 1"));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, testing::HasSubstr("--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7"));
-  EXPECT_THAT(result.out, testing::Not(testing::HasSubstr("--swiglu")));
+  const std::string result = test::output_of(words(kBiasedExperts + " --runs-on megatron --schedule 1f1b --top 1"));
+  EXPECT_THAT(result, testing::HasSubstr("--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7"));
+  EXPECT_THAT(result, testing::Not(testing::HasSubstr("--swiglu")));
 }
 
 TEST(PlanCommand, PrintsTheCapacityOfExperts) {
@@ -142,13 +139,12 @@ TEST(SimulateCommand, RefusesCapacitiesWithoutEffect) {
 }
 
 TEST(PlanCommand, CsvHasTheRecomputedModules) {
-  const CommandResult result = run_sluice(
+  const std::string result = test::output_of(
       words("plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 256 --seq-length 4096 --tp 1 --pp 2 --ep 8 "
             "--mbs 1 --schedule 1f1b --even-stages --recompute none,selective --recompute-modules layernorm,moe_act "
             "--csv /dev/stdout"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, testing::HasSubstr(",pipeline_layout,recompute_modules,reason\n"));
-  std::istringstream lines(result.out);
+  EXPECT_THAT(result, testing::HasSubstr(",pipeline_layout,recompute_modules,reason\n"));
+  std::istringstream lines(result);
   int rows = 0;
   for (std::string line; std::getline(lines, line);) {
     if (line.find(",1f1b,1,") == std::string::npos) continue;
@@ -173,12 +169,12 @@ TEST(SimulateCommand, SequencesOfOneTokenAreALength) {
 // With even stages, pp 8 is behind ten configurations with pp 4 that differ in chunks and outer stages; with layers per
 // stage it is as fast as the first of them.
 TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
-  const CommandResult result = run_sluice(words(
-      "plan --model deepseek-v3 --mtp-num-layers 0 --cluster gb200-nvl72 --gpus 256 --gbs 4096 --seq-length 4096 "
-      "--precision mxfp8 --fp8-param-gather --runs-on megatron --schedule interleaved-1f1b --tp 1 --mbs 1 --pp 4,8 "
-      "--ep 32,64 --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json ranking = json::parse(result.out).at("ranking");
+  const json ranking = test::json_of(words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster gb200-nvl72 --gpus "
+                                           "256 --gbs 4096 --seq-length 4096 "
+                                           "--precision mxfp8 --fp8-param-gather --runs-on megatron --schedule "
+                                           "interleaved-1f1b --tp 1 --mbs 1 --pp 4,8 "
+                                           "--ep 32,64 --json"))
+                           .at("ranking");
   for (const int pp : {4, 8}) {
     const auto best = std::find_if(ranking.begin(), ranking.end(), [&](const json& row) { return row.at("pp") == pp; });
     ASSERT_NE(best, ranking.end()) << pp;
@@ -188,15 +184,14 @@ TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
 
 TEST(PlanCommand, PrintsFlagsThatRunExperts) {
   const auto check = [](const std::string& sizes, const std::string& printed) {
-    const CommandResult plan = run_sluice(
+    const nlohmann::json plan = test::json_of(
         words("plan --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 96 "
               "--vocab-size 128 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
               "--num-experts 4 --moe-ffn-hidden-size 32 --moe-shared-expert-intermediate-size 32 --moe-layer-freq "
               "0,1,1,1 --untie-embeddings-and-output-weights --seq-length 32 --gbs 8 --cluster dgx-h100 --gpus 4 "
               "--pp 2 --runs-on sluice --json " +
               sizes));
-    ASSERT_EQ(plan.exit_code, 0) << plan.err;
-    const std::string flags = json::parse(plan.out).at("configuration");
+    const std::string flags = plan.at("configuration");
     EXPECT_THAT(flags, testing::HasSubstr(printed));
     const CommandResult run = run_sluice(words(flags + " --steps 1 --json"));
     EXPECT_EQ(run.exit_code, 0) << flags << run.err;
@@ -315,6 +310,81 @@ TEST(PlanCommand, TablesFit) {
                                "--schedule 1f1b --mbs 1 --even-stages --show 99999"))
                   .err,
               testing::HasSubstr("plan: --show: expected a row of the ranking, 1 to "));
+}
+
+// `sluice plan` of documents of different length, and of work without a backward.
+
+const std::string kDocumentBase = "--model llama3-8b --cluster dgx-h100 --seq-length 8192 ";
+const std::string kDocumentSearch =
+    "--gpus 16 --tp 2,4 --pp 2,4 --schedule 1f1b,interleaved-1f1b,zb-v --vpp 2 --even-stages ";
+const std::string kDocumentLengths = "--lengths lognormal:1500,1,8192,64 ";
+
+json documents_ranking(const std::string& arguments) {
+  return test::json_of(words("plan --json " + arguments)).at("ranking");
+}
+
+void expect_simulated(const json& row, const std::string& base) {
+  const CommandResult result = run_sluice(words("simulate --json " + base + row.at("flags").get<std::string>()));
+  ASSERT_EQ(result.exit_code, 0) << result.err << row;
+  const json simulated = json::parse(result.out);
+  EXPECT_EQ(simulated.at("makespan_s"), row.at("makespan_s"));
+  EXPECT_EQ(simulated.at("memory").at("needed_bytes"), row.at("needed_memory_bytes"));
+  EXPECT_EQ(simulated.at("throughput").at("mfu"), row.at("mfu"));
+}
+
+TEST(PlanDocuments, MatchSimulateWithThePrintedFlags) {
+  for (const std::string pack : {"--pack karmarkar-karp ", "--pack balanced --microbatch-order ascending "}) {
+    const json ranking = documents_ranking(kDocumentBase + kDocumentSearch + kDocumentLengths + pack);
+    ASSERT_GE(ranking.size(), 4U);
+    for (const std::size_t place : {std::size_t{0}, ranking.size() / 2, ranking.size() - 1}) {
+      expect_simulated(ranking.at(place), kDocumentBase + kDocumentLengths + pack);
+    }
+  }
+}
+
+// What bounds rule out is not among the first.
+TEST(PlanDocuments, LeadersAreThoseOfAWholeSearch) {
+  const std::string plan = kDocumentBase + kDocumentSearch + kDocumentLengths + "--pack greedy --top 8 ";
+  const json some = documents_ranking(plan);
+  const json all = documents_ranking(plan + "--all");
+  ASSERT_LT(some.size(), all.size());
+  for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(some[i].at("iteration_s"), all[i].at("iteration_s"));
+}
+
+TEST(PlanDocuments, TheNumberOfMicrobatchesIsThatOfTheFlag) {
+  for (const json& row :
+       documents_ranking(kDocumentBase + kDocumentSearch + kDocumentLengths + "--pack greedy --microbatches 8")) {
+    EXPECT_EQ(row.at("microbatches"), 8);
+  }
+}
+
+TEST(PlanForwardOnly, MatchesSimulateWithThePrintedFlags) {
+  for (const std::string work : {"--forward-only evaluation ", "--forward-only prefill "}) {
+    const json ranking = documents_ranking(kDocumentBase + kDocumentSearch + "--gbs 64 " + work);
+    ASSERT_GE(ranking.size(), 4U);
+    for (const std::size_t place : {std::size_t{0}, ranking.size() / 2, ranking.size() - 1}) {
+      expect_simulated(ranking.at(place), kDocumentBase + "--gbs 64 " + work);
+    }
+  }
+}
+
+TEST(PlanDocuments, RefuseWhatDoesNotFit) {
+  const auto error_of = [](const std::string& arguments) {
+    const CommandResult result = run_sluice(words("plan " + kDocumentBase + "--gpus 16 " + arguments));
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(error_of(kDocumentLengths + "--gbs 64"), HasSubstr("--gbs: expected none with lengths"));
+  EXPECT_THAT(error_of(kDocumentLengths + "--mbs 2"),
+              HasSubstr("--lengths: requires one sequence per microbatch (--mbs 1)"));
+  EXPECT_THAT(error_of(kDocumentLengths + "--partition --pp 4 --tp 4 --schedule 1f1b"),
+              HasSubstr("--partition is for training"));
+  EXPECT_THAT(error_of(kDocumentLengths + "--runs-on megatron"),
+              HasSubstr("documents of different length are not printed"));
+  EXPECT_THAT(error_of("--gbs 16 --forward-only evaluation --runs-on megatron"), HasSubstr("without a backward"));
+  EXPECT_THAT(error_of("--gbs 16 --forward-only evaluation --recompute full"),
+              HasSubstr("--forward-only: recomputation and sharded optimizer states have no effect"));
+  EXPECT_THAT(error_of("--lengths lognormal:1500,1,8192,3 --tp 1 --pp 4"), HasSubstr("data-parallel size"));
 }
 
 }  // namespace

@@ -170,10 +170,10 @@ TEST_F(Slice, CutsForASchedule) {
   const json fragment = json::parse(read_file(output));
   EXPECT_EQ(fragment.at("schedule").at("name"), "seq1f1b");
   const std::string lengths = fragment.at("schedule").at("slice_lengths").dump();
-  const CommandResult simulated = run_sluice(words("simulate --json --schedule seq1f1b --slice-lengths " +
-                                                   lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kSliceModel));
-  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
-  EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), found.at("time_s"));
+  const std::string simulated =
+      test::output_of(words("simulate --json --schedule seq1f1b --slice-lengths " +
+                            lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kSliceModel));
+  EXPECT_EQ(json::parse(simulated).at("makespan_s"), found.at("time_s"));
   // The comma-separated form.
   const std::string plain = folder_.path("cut.txt");
   ASSERT_EQ(run("--for seq1f1b --slices 3 -o " + plain + " " + flags).exit_code, 0);

@@ -41,6 +41,7 @@ struct MeasuredSteps {
   MeasuredRun run;                // empty if there is a profile
   std::vector<GpuTrace> profile;  // of traces without ops of a pipeline
 };
+
 // Throws InputError.
 MeasuredSteps read_steps(const AnalysisRequest& request);
 
@@ -52,6 +53,13 @@ std::vector<AnswerLine> answer_of(const MeasuredRun& run, const std::vector<Step
                                   const Counterfactuals& what_if, std::optional<int> layers);
 
 std::string analysis_text(const Analysis& analysis, std::size_t top);
+
 nlohmann::ordered_json analysis_document(const Analysis& analysis);
+
+// A scenario with the measured times as its costs, which every command reads: shape and schedule of the run, for each
+// stage the mean of its forwards and backwards over all workers and steps, the median transfer, and the mean time from
+// the last pass to the end of the step. Backwards that were not split are divided evenly into I and W. Slices of the
+// run count as microbatches.
+nlohmann::ordered_json measured_scenario(const Analysis& analysis);
 
 }  // namespace sluice::tools

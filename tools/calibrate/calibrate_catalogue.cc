@@ -15,7 +15,6 @@
 #include "model/input/json_reader.h"
 #include "sim/calibration/catalogue_files.h"
 #include "sim/calibration/constants.h"
-#include "sim/calibration/constants_files.h"
 #include "sim/calibration/kernel_fit.h"
 #include "sim/calibration/link_fit.h"
 #include "sim/calibration/measured_table.h"

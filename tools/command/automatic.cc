@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "tools/command/progress.h"
+#include "tools/command/messages.h"
 
 namespace sluice::tools {
 

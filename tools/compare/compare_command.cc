@@ -16,7 +16,6 @@
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
-#include "tools/compare/compared_run.h"
 #include "tools/compare/comparison_output.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/side_by_side.h"

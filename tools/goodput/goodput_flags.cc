@@ -15,22 +15,19 @@ namespace {
 constexpr double kMostValue = 1e15;
 
 void add_failure_flags(CLI::App& command, GoodputRequest& request) {
-  const char* group = "Failures";
+  command.option_defaults()->group("Failures");
   const std::string failures =
       fmt::format("Rates of failures per GPU-hour: a file (sluice.failures/1) or one of {} (default llama3-405b)",
                   fmt::join(catalogue_failures(), ", "));
-  command.add_option("--failures", request.failures, failures)->type_name(kNameOrFile)->group(group);
-  command
-      .add_option("--mtbf", request.mtbf,
-                  "Mean time between failures of the job, with its unit, such as 3.1h, or a distribution "
-                  "(uniform:45min:75min), in place of --failures (default: from --failures)")
-      ->group(group);
+  command.add_option("--failures", request.failures, failures)->type_name(kNameOrFile);
+  command.add_option("--mtbf", request.mtbf,
+                     "Mean time between failures of the job, with its unit, such as 3.1h, or a distribution "
+                     "(uniform:45min:75min), in place of --failures (default: from --failures)");
   command
       .add_option("--node-failures", request.node_failures,
                   "Failures per 1,000 nodes and day, in place of --failures, above 0 (default: from --failures)")
       ->check(number_from(1e-6, 1e6))
-      ->excludes("--mtbf")
-      ->group(group);
+      ->excludes("--mtbf");
   command
       .add_option(
           "--straggler", request.stragglers,
@@ -38,31 +35,27 @@ void add_failure_flags(CLI::App& command, GoodputRequest& request) {
           "12h:1.34:72min; repeatable. With a scenario the iteration is simulated with a rank that is slower by "
           "this factor, otherwise the factor is the iteration's (default: none)")
       ->expected(1)
-      ->take_all()
-      ->group(group);
+      ->take_all();
   command
       .add_option_function<std::string>(
           "--mtbf-clock", [&request](const std::string& clock) { request.wall_clock = clock == "wall"; },
           "What failures are counted against: run, the time that the job runs or starts, or wall, which includes "
           "detection, diagnosis and replacement (default: run)")
-      ->check(CLI::IsMember({"run", "wall"}))
-      ->group(group);
+      ->check(CLI::IsMember({"run", "wall"}));
   command
       .add_option("--failure-log", request.failure_log,
                   "CSV file with a column component and a line per failure, in place of --failures (default: none)")
-      ->type_name(kReadFile)
-      ->group(group);
+      ->type_name(kReadFile);
   command
       .add_option("--log-gpu-hours", request.log_gpu_hours,
                   "GPU-hours during which --failure-log was written, above 0 (default: required with it)")
-      ->check(number_from(1e-3, kMostValue))
-      ->group(group);
+      ->check(number_from(1e-3, kMostValue));
 }
 
 void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
-  const char* group = "Recovery";
+  command.option_defaults()->group("Recovery");
   const auto time = [&](const char* flag, std::string& into, const char* help) {
-    command.add_option(flag, into, help)->group(group)->type_name("TIME");
+    command.add_option(flag, into, help)->type_name("TIME");
   };
   command
       .add_option(
@@ -72,36 +65,30 @@ void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
           "drop the replica, repeat the iteration and let it rejoin later; reroute, as drop, but only the "
           "lost pipeline rank is missing, whose microbatches other replicas compute; replan, as shrink, but with "
           "the best parallel sizes for the nodes that are left (default: restart)")
-      ->check(CLI::IsMember(std::vector<std::string>(kRecoveryPolicies.begin(), kRecoveryPolicies.end())))
-      ->group(group);
+      ->check(CLI::IsMember(std::vector<std::string>(kRecoveryPolicies.begin(), kRecoveryPolicies.end())));
   command
       .add_option_function<std::string>(
           "--lost-batch", [&request](const std::string& batch) { request.keep_batch = batch == "keep"; },
           "Without a replica: keep the global batch with more microbatches of the others, or drop its sequences "
           "(default: keep)")
-      ->check(CLI::IsMember({"keep", "drop"}))
-      ->group(group);
+      ->check(CLI::IsMember({"keep", "drop"}));
   command
       .add_option("--spares", request.spares,
                   "Number of spare nodes, 0 to 100000 (default: such that the job waits at most 0.1 % of the time)")
-      ->check(CLI::Range(0, 100000))
-      ->group(group);
+      ->check(CLI::Range(0, 100000));
   command
       .add_option("--spare-target", request.spare_target,
                   "Also print the number of spares with which the job waits for nodes at most this fraction of the "
                   "time, such as 0.1% (default: off)")
-      ->transform(fraction(1))
-      ->group(group);
+      ->transform(fraction(1));
   command
       .add_option("--crews", request.crews,
                   "Number of nodes that are repaired concurrently, 0 to 100000; 0: all (default 0)")
-      ->check(CLI::Range(0, 100000))
-      ->group(group);
+      ->check(CLI::Range(0, 100000));
   command
       .add_option("--spare-gpus", request.node_gpus,
                   "GPUs per node that spares replace, 1 to 4096 (default: the cluster's, or 8)")
-      ->check(CLI::Range(1, 4096))
-      ->group(group);
+      ->check(CLI::Range(1, 4096));
   time("--detection", request.detection, "Time from a failure until the job stops (default 60s)");
   time("--hang-timeout", request.hang_timeout, "The same for hangs (default 10min)");
   time("--diagnosis", request.diagnosis, "Time to find the broken node (default 0s)");
@@ -119,29 +106,26 @@ void add_recovery_flags(CLI::App& command, GoodputRequest& request) {
 }
 
 void add_checkpoint_flags(CLI::App& command, GoodputRequest& request) {
-  const char* group = "Checkpoints";
+  command.option_defaults()->group("Checkpoints");
   const auto time = [&](const char* flag, std::string& into, const char* help) {
-    command.add_option(flag, into, help)->group(group)->type_name("TIME");
+    command.add_option(flag, into, help)->type_name("TIME");
   };
   const auto scaled = [&](const char* flag, double& into, double unit, const char* help) {
     command
         .add_option_function<double>(
             flag, [&into, unit](double value) { into = value * unit; }, help)
-        ->check(number_from(1e-6, 1e9))
-        ->group(group);
+        ->check(number_from(1e-6, 1e9));
   };
   command
       .add_option("--checkpoint", request.checkpoint,
                   "sync: training stops until a checkpoint is in storage; async: until it is copied to the host; peer: "
                   "copies are in the memory of other hosts, and sometimes in storage (default: async)")
-      ->check(CLI::IsMember({"sync", "async", "peer"}))
-      ->group(group);
+      ->check(CLI::IsMember({"sync", "async", "peer"}));
   command
       .add_option("--checkpoint-interval", request.interval,
                   "Training time between checkpoints: a time, 100steps, young, daly, exact, or best, by simulation "
                   "(default: best)")
-      ->type_name("TIME")
-      ->group(group);
+      ->type_name("TIME");
   time("--checkpoint-stall", request.stall, "Time that a checkpoint stops training (default: from its size)");
   time("--checkpoint-durable", request.durable,
        "Time from the begin of a checkpoint until it can be loaded (default: from its size)");
@@ -155,30 +139,25 @@ void add_checkpoint_flags(CLI::App& command, GoodputRequest& request) {
   command
       .add_option("--copies", request.copies,
                   "Number of hosts with the same state, with --checkpoint peer, 2 to 8 (default 2)")
-      ->check(CLI::Range(2, 8))
-      ->group(group);
+      ->check(CLI::Range(2, 8));
   time("--storage-interval", request.storage_interval,
        "Time between checkpoints in storage, with --checkpoint peer (default 1h)");
 }
 
 void add_cost_flags(CLI::App& command, GoodputRequest& request) {
-  const char* group = "Cost";
+  command.option_defaults()->group("Cost");
   command
       .add_option("--gpu-hour-price", request.gpu_hour_price,
                   "Price of a GPU-hour in dollars, at least 0 (default: not printed)")
-      ->check(number_from(0, 1e6))
-      ->group(group);
+      ->check(number_from(0, 1e6));
   command
       .add_option("--kw-per-gpu", request.kw_per_gpu,
                   "Power per GPU with its part of the node in kW, at least 0 (default: not printed)")
-      ->check(number_from(0, 1e3))
-      ->group(group);
+      ->check(number_from(0, 1e3));
   command.add_option("--kwh-price", request.kwh_price, "Price of a kWh in dollars, at least 0 (default: not printed)")
-      ->check(number_from(0, 1e3))
-      ->group(group);
+      ->check(number_from(0, 1e3));
   command.add_option("--pue", request.pue, "Power of the data center over that of the nodes, 1 to 10 (default 1)")
-      ->check(number_from(1, 10))
-      ->group(group);
+      ->check(number_from(1, 10));
 }
 
 void add_run_flags(CLI::App& command, GoodputRequest& request) {
@@ -208,6 +187,7 @@ void add_goodput_flags(CLI::App& command, GoodputRequest& request) {
   add_recovery_flags(command, request);
   add_checkpoint_flags(command, request);
   add_cost_flags(command, request);
+  command.option_defaults()->group("Options");
   command.add_flag_callback(
       "--quick", [&request] { request.sensitivity = false; },
       "Neither search the best interval, unless it is used, nor halve causes (default: off)");

@@ -8,6 +8,24 @@
 
 namespace sluice::tools {
 
+// The run whose goodput is the median of a result of goodput_json, with the interval that this used.
+class MedianRun {
+ public:
+  MedianRun(const GoodputRequest& request, const GoodputSetting& setting, const OrderedJson& results);
+
+  // Returns a picture: progress over time, how the time is used, and the failures by cause.
+  std::string svg() const;
+  // Returns a Chrome trace: a track with the uses of time, one with the failures, and the number of replicas. 1 us of
+  // the trace is 1 us of the run.
+  std::string chrome_trace() const;
+
+ private:
+  const OrderedJson& results_;
+  GoodputRun run_;
+  TrialResult result_;
+  TrialHistory history_;
+};
+
 // Simulates a request and returns its results (docs/formats.md, sluice.goodput/1).
 OrderedJson goodput_json(const GoodputRequest& request, const GoodputSetting& setting);
 

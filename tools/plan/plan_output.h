@@ -5,7 +5,7 @@
 #include <string>
 
 #include "sim/planner/plan.h"
-#include "tools/command/error_class.h"
+#include "tools/command/calibration_warning.h"
 #include "tools/plan/frameworks.h"
 
 namespace sluice::tools {

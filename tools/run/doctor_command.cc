@@ -23,7 +23,7 @@
 #include "exec/plan/host_memory.h"
 #include "exec/transport/launcher.h"
 #include "exec/transport/nccl_functions.h"
-#include "exec/transport/on_threads.h"
+#include "exec/transport/threads.h"
 #include "kernels/cpu/gemm.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"

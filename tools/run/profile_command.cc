@@ -16,7 +16,6 @@
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/outputs.h"
-#include "tools/run/profiling_flags.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
 #include "tools/run/run_watch.h"

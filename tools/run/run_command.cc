@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "exec/checkpoint/saved_state.h"
-#include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/run/training_run.h"
 #include "exec/watch/diagnosis.h"

@@ -5,17 +5,42 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "exec/measure/profiling.h"
 #include "exec/plan/run_plan.h"
 #include "exec/run/token_source.h"
+#include "model/cost/profile.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/run/run_place.h"
 
 namespace sluice::tools {
+
+// The flags that select what a profile measures.
+struct ProfilingFlags {
+  std::vector<std::int64_t> tokens;    // --tokens; empty: profile_grid of the sequence length
+  std::vector<std::int64_t> contexts;  // --contexts
+  double time_budget_s = 10;
+
+  void add_to(CLI::App& command);
+};
+
+// Returns what to measure for `plans`, which differ only in their schedules: a grid over the sequence, and the slices
+// of the schedules. Throws InputError for microbatches of several sizes, or lengths beyond the sequence. `tokens` of
+// the run outlive the measurement.
+ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags, const RunPlace& place,
+                             const TokenSource& tokens);
+
+// Measures a profile with one thread per worker of the layout, or with the processes of a launcher; then the result is
+// complete on the first process. Shows the progress on a terminal. `plan` is the one of the layout, and `supervision`
+// how its workers are watched.
+Profile measured_profile(const ProfilingSpec& spec, const RunPlan& plan, const RunPlace& place,
+                         const Supervision& supervision);
 
 // The flags of commands that run a model on this machine: the scenario flags that apply to a run, and flags of their
 // own. The default is the small built-in GPT on two ranks, with 1F1B.

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"

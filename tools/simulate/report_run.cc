@@ -9,7 +9,7 @@
 #include "model/schedule/family.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
-#include "tools/command/error_class.h"
+#include "tools/command/calibration_warning.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {

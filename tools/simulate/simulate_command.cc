@@ -1,10 +1,14 @@
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,13 +25,10 @@
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
-#include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
-#include "tools/command/terminal.h"
 #include "tools/simulate/batch_output.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/live_page.h"
-#include "tools/simulate/own_best.h"
 #include "tools/simulate/report_run.h"
 #include "tools/simulate/schedule_comparison.h"
 #include "tools/simulate/simulation_output.h"
@@ -42,6 +43,28 @@
 
 namespace sluice::tools {
 namespace {
+
+std::string_view environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view{} : std::string_view(value);
+}
+
+// Returns the width of the terminal on standard output in columns, or `fallback` if it is not a terminal.
+int terminal_columns(int fallback) {
+  winsize size{};
+  if (::isatty(STDOUT_FILENO) == 0 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+    return fallback;
+  return size.ws_col;
+}
+
+// Returns the color mode of standard output for `--color auto|always|never`. "auto" enables color on a terminal, unless
+// NO_COLOR is set or TERM is dumb.
+TextColour terminal_colour(const std::string& mode) {
+  const bool off = !environment("NO_COLOR").empty() || environment("TERM") == "dumb" || ::isatty(STDOUT_FILENO) == 0;
+  if (mode == "never" || (mode == "auto" && off)) return TextColour::none;
+  const std::string_view depth = environment("COLORTERM");
+  return depth == "truecolor" || depth == "24bit" ? TextColour::truecolor : TextColour::ansi256;
+}
 
 struct SimulateOptions {
   std::string file;

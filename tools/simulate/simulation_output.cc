@@ -15,7 +15,6 @@
 #include "model/to_size.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
-#include "tools/command/error_class.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/report_run.h"
 #include "traces/text/quantity_text.h"

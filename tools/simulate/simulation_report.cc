@@ -16,7 +16,6 @@
 #include "tools/command/assumptions.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/version.h"
-#include "tools/simulate/own_best.h"
 #include "tools/simulate/schedule_comparison.h"
 
 namespace sluice::tools {

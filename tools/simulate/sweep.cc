@@ -15,9 +15,9 @@
 #include "sim/planner/auto_setup.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
-#include "tools/command/progress.h"
+#include "tools/command/messages.h"
 #include "tools/command/scenario_flags.h"
-#include "tools/simulate/own_best.h"
+#include "tools/simulate/schedule_comparison.h"
 
 namespace sluice::tools {
 namespace {

@@ -17,7 +17,7 @@
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
-#include "tools/slice/slice_costs.h"
+#include "tools/slice/slice_cut.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {

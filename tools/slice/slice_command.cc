@@ -14,7 +14,6 @@
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/slice/slice_balance.h"
-#include "tools/slice/slice_costs.h"
 #include "tools/slice/slice_cut.h"
 #include "tools/slice/slice_output.h"
 

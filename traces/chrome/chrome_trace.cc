@@ -8,9 +8,8 @@
 #include "model/timeline/causes.h"
 #include "traces/chrome/event_text.h"
 #include "traces/chrome/gzip.h"
-#include "traces/chrome/memory_events.h"
 #include "traces/chrome/trace_tracks.h"
-#include "traces/rows/transfer_drawing.h"
+#include "traces/rows/run_rows.h"
 
 namespace sluice::traces {
 namespace {

@@ -12,7 +12,6 @@
 #include "model/to_size.h"
 #include "traces/chrome/event_text.h"
 #include "traces/chrome/gzip.h"
-#include "traces/chrome/memory_events.h"
 #include "traces/chrome/trace_tracks.h"
 
 namespace sluice::traces {

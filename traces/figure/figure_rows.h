@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "traces/figure/drawn_run.h"
+#include "traces/figure/figure.h"
 #include "traces/figure/svg.h"
 
 namespace sluice::traces {

@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "traces/figure/drawn_run.h"
+#include "traces/figure/figure.h"
 
 namespace sluice::traces {
 

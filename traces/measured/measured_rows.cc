@@ -10,7 +10,7 @@
 
 #include "model/errors.h"
 #include "model/to_size.h"
-#include "traces/read/row_causes.h"
+#include "traces/read/trace_read.h"
 
 namespace sluice::traces {
 namespace {

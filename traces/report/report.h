@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/input/files.h"
-#include "traces/figure/drawn_run.h"
+#include "traces/figure/figure.h"
 
 namespace sluice::traces {
 

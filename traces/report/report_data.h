@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "traces/figure/drawn_run.h"
+#include "traces/figure/figure.h"
 
 namespace sluice::traces {
 

@@ -20,6 +20,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "tests/support/command.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -151,12 +152,7 @@ class CheckpointTest : public ::testing::Test {
  protected:
   std::string path() const { return folder_.path("run.safetensors"); }
   std::string error_of(const std::string& file) const {
-    try {
-      const CheckpointReader reader(file);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "none";
+    return test::error_from([&] { const CheckpointReader reader(file); }, "none");
   }
   // Returns the error for a file with this header and `data` bytes of tensors.
   std::string error_of_header(const std::string& header, std::size_t data) const {
@@ -312,12 +308,10 @@ TEST_F(CheckpointTest, ChecksumsFindEveryChangedBit) {
     write_file_whole(path(), content);
     const CheckpointReader reader(path());
     const bool in_b = bit < 8 * 40;  // float64 comes first
-    try {
-      in_b ? static_cast<void>(read<double>(reader, b)) : static_cast<void>(read<float>(reader, a));
-      FAIL() << "bit " << bit;
-    } catch (const InputError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(path() + (in_b ? ": b: damaged" : ": a: damaged")));
-    }
+    EXPECT_THAT(test::error_from([&] {
+                  in_b ? static_cast<void>(read<double>(reader, b)) : static_cast<void>(read<float>(reader, a));
+                }),
+                HasSubstr(path() + (in_b ? ": b: damaged" : ": a: damaged")));
     // The other tensor is as it was.
     in_b ? static_cast<void>(read<float>(reader, a)) : static_cast<void>(read<double>(reader, b));
   }

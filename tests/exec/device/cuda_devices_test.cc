@@ -11,6 +11,7 @@
 #include "exec/device/cublas.h"
 #include "exec/device/provider.h"
 #include "model/errors.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -86,12 +87,7 @@ TEST(CudaDevices, ReportWhyThereAreNone) {
   EXPECT_THAT(why_no_devices(), Not(IsEmpty()));
   EXPECT_THAT(why_no_devices(), Not(HasSubstr("\n")));
   for (const char* const request : {"gpu", "gpu:2", "green:4", "stream:4"}) {
-    try {
-      provider->open(parse_devices(request));
-      FAIL() << request;
-    } catch (const InputError& error) {
-      EXPECT_EQ(error.what(), "devices: " + why_no_devices());
-    }
+    EXPECT_EQ(test::error_from([&] { provider->open(parse_devices(request)); }), "devices: " + why_no_devices());
   }
 }
 

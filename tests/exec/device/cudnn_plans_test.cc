@@ -13,6 +13,7 @@
 #include "exec/device/cudnn_attention.h"
 #include "exec/device/dynamic_library.h"
 #include "kernels/device.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -133,13 +134,8 @@ TEST(LoadCudnn, ReportsWhatIsWrong) {
     EXPECT_EQ(std::string(error.what()).find("cuDNN not found: libcudnn.so.9"), 0U) << error.what();
   }
   const std::string old = SLUICE_OLD_CUDNN;
-  try {
-    load_cudnn(std::span(&old, 1));
-    ADD_FAILURE() << "version 9.1.0 is too old";
-  } catch (const DeviceError& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "cuDNN is too old: " + old + "/libcudnn.so.9 is version 9.1.0, expected 9.10.2 or later");
-  }
+  EXPECT_EQ(test::error_from<DeviceError>([&] { load_cudnn(std::span(&old, 1)); }),
+            "cuDNN is too old: " + old + "/libcudnn.so.9 is version 9.1.0, expected 9.10.2 or later");
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "exec/device/provider.h"
 #include "kernels/emulation/device.h"
 #include "model/errors.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -35,12 +36,7 @@ TEST(DeviceRequest, IsParsedAndPrinted) {
 TEST(DeviceRequest, OtherTextIsRejected) {
   for (const char* const text :
        {"", "cpu", "gpus", "gpu:", "gpu:0", "gpu:-1", "gpu:2x", "gpu: 2", "green", "stream", "green:1025", "gpu:2:3"}) {
-    try {
-      parse_devices(text);
-      FAIL() << "'" << text << "' was read";
-    } catch (const InputError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(std::string("'") + text + "'"));
-    }
+    EXPECT_THAT(test::error_from([&] { parse_devices(text); }), HasSubstr(std::string("'") + text + "'"));
   }
 }
 
@@ -76,24 +72,15 @@ TEST(EmulatedDevices, WithoutBfloat16AreRejected) {
   const auto turing = emulation::make_device({.name = "an old one", .compute_capability = 75});
   const auto ampere = emulation::make_device({.compute_capability = 80});
   EXPECT_NO_THROW(require_bfloat16(*ampere));
-  try {
-    require_bfloat16(*turing);
-    FAIL() << "bfloat16 on sm_75";
-  } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(),
-                 "an old one is sm_75: bfloat16 needs sm_80 or later; use float16, which runs with a loss scale");
-  }
+  EXPECT_EQ(test::error_from([&] { require_bfloat16(*turing); }),
+            "an old one is sm_75: bfloat16 needs sm_80 or later; use float16, which runs with a loss scale");
 }
 
 TEST(DynamicLibrary, MissingLibraryIsNamed) {
   constexpr std::array<const char*, 2> kNames = {"libsluice-has-none.so.2", "libsluice-has-none.so.1"};
   const std::vector<std::string> folders = {"/nowhere"};
-  try {
-    const DynamicLibrary library("Nothing", kNames, folders);
-    FAIL() << library.path();
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("Nothing not found: libsluice-has-none.so.2"));
-  }
+  EXPECT_THAT(test::error_from<DeviceError>([&] { const DynamicLibrary library("Nothing", kNames, folders); }),
+              HasSubstr("Nothing not found: libsluice-has-none.so.2"));
 }
 
 // Python environments with a library in a package nvidia-nothing.
@@ -188,12 +175,8 @@ TEST(DynamicLibrary, FindsSymbols) {
   EXPECT_THAT(library.path(), HasSubstr("/libm.so.6"));
   library.find_if_there(root, "sluice_has_none");
   EXPECT_EQ(root, nullptr);
-  try {
-    library.find(root, "sluice_has_none");
-    FAIL();
-  } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the mathematics library has no symbol sluice_has_none"));
-  }
+  EXPECT_THAT(test::error_from<DeviceError>([&] { library.find(root, "sluice_has_none"); }),
+              HasSubstr("the mathematics library has no symbol sluice_has_none"));
 }
 
 }  // namespace

@@ -24,7 +24,7 @@
 #include "exec/plan/run_plan.h"
 #include "exec/run/core_wait.h"
 #include "exec/transport/expert_exchange.h"
-#include "exec/transport/on_threads.h"
+#include "exec/transport/threads.h"
 #include "kernels/stage.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"
@@ -32,6 +32,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "sim/engine/engine.h"
+#include "tests/support/errors.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {
@@ -126,12 +127,8 @@ TEST(Profiling, SupportsDataAndTensorParallelismAndBothPrecisions) {
 TEST(Profiling, RejectsUnsupportedSpecs) {
   ProfilingSpec spec = small_spec();
   spec.tensor_parallel = 2;
-  try {
-    profile_with_threads(spec, 3);
-    ADD_FAILURE() << "no error";
-  } catch (const InputError& error) {
-    EXPECT_EQ(std::string(error.what()), "expected a tensor-parallel size that divides the 3 workers, got 2");
-  }
+  EXPECT_EQ(test::error_from([&] { profile_with_threads(spec, 3); }),
+            "expected a tensor-parallel size that divides the 3 workers, got 2");
   spec = small_spec();
   spec.model.experts.count = 4;
   EXPECT_THROW(profile_with_threads(spec, 2), InputError);
@@ -220,12 +217,7 @@ TEST(ExpertProfiling, MeasuresDenseLayersBesides) {
 TEST(ExpertProfiling, RejectsRecomputationAndSizesThatDoNotFit) {
   const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
   const auto error_of = [](const ProfilingSpec& tried) -> std::string {
-    try {
-      profile_with_threads(tried, 4);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "no error";
+    return test::error_from([&] { profile_with_threads(tried, 4); });
   };
   ProfilingSpec spec = expert_profiling_spec(tokens);
   spec.recompute = true;

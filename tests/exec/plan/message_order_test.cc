@@ -14,6 +14,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/errors.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {
@@ -28,12 +29,7 @@ std::vector<RankPlan> ranks_of(const RunPlan& plan) {
 }
 
 std::string refusal(const RunPlan& plan, const std::vector<RankPlan>& ranks) {
-  try {
-    check_message_order(plan.graph(), ranks);
-  } catch (const ScheduleError& error) {
-    return error.what();
-  }
-  return "accepted";
+  return test::error_from<ScheduleError>([&] { check_message_order(plan.graph(), ranks); }, "accepted");
 }
 
 TEST(MessageOrder, HoldsForEveryFamily) {

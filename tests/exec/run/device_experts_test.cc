@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "exec/device/provider.h"
-#include "exec/measure/exchange_overlap.h"
+#include "exec/measure/measured_timeline.h"
 #include "exec/run/run_devices.h"
 #include "exec/watch/failure.h"
 #include "kernels/device_kernels.h"

@@ -27,6 +27,7 @@
 #include "model/to_size.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 #include "tests/support/test_device.h"
@@ -332,12 +333,8 @@ TEST(DeviceWorker, ErrorOfADeviceIsReported) {
       TrainingOptions options;
       options.runs = 4;
       options.devices = &devices.all;
-      try {
-        test::train(plan, tokens, options);
-        FAIL() << "the run continued";
-      } catch (const DeviceError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("on " + specs[rank].name + ": task " + std::to_string(task) + " fails"));
-      }
+      EXPECT_THAT(test::error_from<DeviceError>([&] { test::train(plan, tokens, options); }),
+                  HasSubstr("on " + specs[rank].name + ": task " + std::to_string(task) + " fails"));
     }
   }
 }
@@ -506,12 +503,8 @@ TEST(DeviceWorker, LeavesAMarginOfTheMemory) {
   };
   EXPECT_NO_THROW(train_with(arena + kDefaultMemoryMargin, kDefaultMemoryMargin));
   EXPECT_NO_THROW(train_with(arena + (1 << 20), 0));  // for what is not in the arena
-  try {
-    train_with(arena + kDefaultMemoryMargin - 1, kDefaultMemoryMargin);
-    FAIL() << "the arena took the margin";
-  } catch (const DoesNotFit& error) {
-    EXPECT_THAT(error.what(), HasSubstr("GiB are free, of which 0.50 GiB are kept free (--device-memory-margin)"));
-  }
+  EXPECT_THAT(test::error_from<DoesNotFit>([&] { train_with(arena + kDefaultMemoryMargin - 1, kDefaultMemoryMargin); }),
+              HasSubstr("GiB are free, of which 0.50 GiB are kept free (--device-memory-margin)"));
 }
 
 TEST(DeviceWorker, ThrowsIfTheArenaDoesNotFit) {

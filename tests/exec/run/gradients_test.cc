@@ -13,6 +13,7 @@
 #include "model/schedule/family.h"
 #include "model/schedule/forward_only.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 #include "tests/support/one_device.h"
 
@@ -369,14 +370,9 @@ TEST(Gradients, ExpertsAreDistributedOverDivisorsOfTheRanksOfAStage) {
   RunSpec spec = descent(test::small_mixtral(4));
   spec.data_parallel = 2;
   spec.expert_parallel = 4;
-  try {
-    const RunPlan plan(spec, typical("1f1b", 1));
-    FAIL() << "expected an error";
-  } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(),
-                 "small-mixtral: expert-parallel size 4, expected a divisor of 2, the product of the data- and "
-                 "tensor-parallel sizes");
-  }
+  EXPECT_EQ(test::error_from([&] { const RunPlan plan(spec, typical("1f1b", 1)); }),
+            "small-mixtral: expert-parallel size 4, expected a divisor of 2, the product of the data- and "
+            "tensor-parallel sizes");
 }
 
 TEST(Gradients, MatchOneDeviceWithFourTensorRanks) {

@@ -13,6 +13,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 #include "tests/support/count_allocations.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -106,12 +107,7 @@ TEST_F(TokenSourceTest, WindowMayBeTheWholeText) {
   const Batch batch = fill(text(length), 3, 5, 1, 0, length);
   EXPECT_EQ(batch.tokens.front(), 0);
   EXPECT_EQ(batch.targets.back(), 255);  // bytes above 127 are not negative
-  try {
-    text(length + 1);
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(path() + ": expected at least 5002 bytes"));
-  }
+  EXPECT_THAT(test::error_from([&] { text(length + 1); }), HasSubstr(path() + ": expected at least 5002 bytes"));
 }
 
 TEST_F(TokenSourceTest, SampleDependsOnSeedStepAndIndex) {
@@ -170,12 +166,7 @@ TEST_F(TokenSourceTest, FillAllocatesNoMemory) {
 
 TEST_F(TokenSourceTest, InvalidSourcesAreRejected) {
   const auto error_of = [](const std::string& file, int vocabulary, std::int64_t length) -> std::string {
-    try {
-      TokenSource::of_text(file, vocabulary, length, 1);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "none";
+    return test::error_from([&] { TokenSource::of_text(file, vocabulary, length, 1); }, "none");
   };
   EXPECT_THAT(error_of(folder_.path("missing"), 256, 8), HasSubstr("missing: cannot open"));
   EXPECT_THAT(error_of(folder_.path(), 256, 8), HasSubstr("is a folder"));

@@ -15,12 +15,11 @@
 #include <tuple>
 #include <vector>
 
-#include "exec/measure/exchange_overlap.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/plan/run_plan.h"
 #include "exec/plan/woven_steps.h"
 #include "exec/run/training_run.h"
-#include "exec/transport/on_threads.h"
+#include "exec/transport/threads.h"
 #include "model/schedule/family.h"
 #include "model/schedule/schedule_file.h"
 #include "model/to_size.h"

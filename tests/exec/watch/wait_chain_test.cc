@@ -13,7 +13,9 @@
 namespace sluice::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
@@ -99,6 +101,12 @@ class Scene {
   WaitLimits limits_;
 };
 
+// A report of a broken run, with its root.
+auto IsFault(RootCause cause, int world_rank) {
+  return AllOf(Field(&WaitReport::broken, true), Field(&WaitReport::cause, cause),
+               Field(&WaitReport::world_rank, world_rank));
+}
+
 TEST(WaitChain, FollowsTransfersToTheOpPastItsDeadline) {
   // zb-h1 splits the backward, so that ranks have W ops.
   Scene scene("zb-h1", 4, 8);
@@ -107,9 +115,7 @@ TEST(WaitChain, FollowsTransfersToTheOpPastItsDeadline) {
   scene.waiting(1, "I(stage 1, mb 6)", "send I(stage 2, mb 6) 2->1", 39);
   scene.waiting(0, "I(stage 0, mb 6)", "send I(stage 1, mb 6) 1->0", 38);
   const WaitReport report = scene.examine();
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::slow);
-  EXPECT_EQ(report.world_rank, 2);
+  EXPECT_THAT(report, IsFault(RootCause::slow, 2));
   EXPECT_EQ(report.step, 3);
   EXPECT_EQ(report.op, "W(stage 2, mb 3)");
   EXPECT_EQ(report.vertex, scene.vertex("W(stage 2, mb 3)"));
@@ -170,9 +176,7 @@ TEST(WaitChain, FindsTheLostMessageAndItsSender) {
   scene.waiting(0, "B(stage 0, mb 1)", "send B(stage 1, mb 1) 1->0", 7);
   ASSERT_GT(scene.vertex("B(stage 1, mb 1)"), scene.vertex("send F(stage 1, mb 1) 1->2"));
   const WaitReport report = scene.examine();
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::lost);
-  EXPECT_EQ(report.world_rank, 1);
+  EXPECT_THAT(report, IsFault(RootCause::lost, 1));
   EXPECT_EQ(report.op, "send F(stage 1, mb 1) 1->2");
   EXPECT_EQ(report.vertex, scene.vertex("send F(stage 1, mb 1) 1->2"));
   // Since rank 1 was seen past the send: at least 8 s.
@@ -200,9 +204,7 @@ TEST(WaitChain, RecentlySentMessageIsNotLost) {
   EXPECT_FALSE(look(4.9, "F(stage 0, mb 2)").broken);
   // Whatever rank 0 does now: the message was seen sent more than 5 s ago.
   const WaitReport report = look(5.1, "B(stage 0, mb 1)");
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::lost);
-  EXPECT_EQ(report.world_rank, 0);
+  EXPECT_THAT(report, IsFault(RootCause::lost, 0));
   // The next wait begins anew.
   scene.waiting(1, "F(stage 1, mb 1)", "send F(stage 0, mb 1) 0->1", -6);
   EXPECT_FALSE(chains.examine(scene.workers(), kNow + 7 * kSecond).broken);
@@ -341,9 +343,7 @@ TEST(WaitChain, CollectiveLeadsToTheRankThatHasNotJoined) {
   scene.collective_waiting(1, "gradient reduce(stage 0, step 0)", "B(stage 0, mb 3)", 20);
   scene.working(1, "B(stage 0, mb 2)", 12);
   const WaitReport report = scene.examine();
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::slow);
-  EXPECT_EQ(report.world_rank, 1);
+  EXPECT_THAT(report, IsFault(RootCause::slow, 1));
   EXPECT_EQ(report.chain,
             "rank 0 (pipeline 0, data 0, tensor 0) waits for gradient reduce(stage 0, step 0) from its collective "
             "thread, which waits in gradient reduce(stage 0, step 0) for rank 1 (pipeline 0, data 1, tensor 0), which "
@@ -416,9 +416,7 @@ TEST(WaitChain, FindsAWaitForCycle) {
   // Rank 0 is before its send of mb 1, as B(stage 0, mb 0) is.
   scene.worker(0).compute.vertex = scene.vertex("F(stage 0, mb 1)");
   const WaitReport report = scene.examine();
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::cycle);
-  EXPECT_EQ(report.world_rank, 0);
+  EXPECT_THAT(report, IsFault(RootCause::cycle, 0));
   EXPECT_EQ(report.links.size(), 2U);
   EXPECT_EQ(report.root, "rank 0 has been in a wait-for cycle of 2 threads for 9.0 s");
   EXPECT_THAT(report.waiting, ElementsAre(1, 2));
@@ -466,9 +464,7 @@ TEST(WaitChain, IdleWorkersHaveASeparateLimit) {
   EXPECT_FALSE(scene.examine().broken);
   scene.worker(0).compute.since_ns = Scene::ago(61);
   const WaitReport report = scene.examine();
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::stopped);
-  EXPECT_EQ(report.world_rank, 0);
+  EXPECT_THAT(report, IsFault(RootCause::stopped, 0));
   EXPECT_EQ(report.root, "rank 0 has been between steps, after step 3, for 61.0 s");
   // Without waiters there is no limit.
   scene.worker(1).compute = {Activity::between, 2, 0, 0, Scene::ago(600)};
@@ -544,9 +540,7 @@ TEST(WaitChain, MessageOfASuspendedProcessIsNotLost) {
       EXPECT_FALSE(report.broken) << report.text();
     }
     const WaitReport report = chains.examine(scene.workers(), kNow + 6 * kSecond);
-    EXPECT_TRUE(report.broken);
-    EXPECT_EQ(report.cause, RootCause::stopped);
-    EXPECT_EQ(report.world_rank, 0);
+    EXPECT_THAT(report, IsFault(RootCause::stopped, 0));
     EXPECT_THAT(report.waiting, ElementsAre(1));
     // When it continues, its op and its message have their whole limits again.
     scene.worker(0).process = ProcessState::running;
@@ -562,9 +556,7 @@ TEST(WaitChain, RankThatHangsBeforeItJoinsACollectiveIsAtFault) {
   scene.worker(1).collective = {Activity::working, 3, scene.vertex("gradient reduce(stage 0, step 0)"), 0,
                                 Scene::ago(9)};
   const WaitReport report = scene.examine();
-  EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::slow);
-  EXPECT_EQ(report.world_rank, 1);
+  EXPECT_THAT(report, IsFault(RootCause::slow, 1));
   EXPECT_THAT(report.waiting, ElementsAre(0));
 }
 

@@ -17,6 +17,7 @@
 #include "model/schedule/with_communication.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 #include "tests/support/shapes.h"
 
@@ -81,16 +82,11 @@ TEST(Communicators, ALateSendIsADeadlockEvenWithBuffers) {
       "0F0,0SEND_F0,0F1,0RECV_B0,0B0,0SEND_F1,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
       "s.csv");
-  try {
-    lower(schedule);
-    FAIL() << "expected a deadlock";
-  } catch (const ScheduleError& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "deadlock, each waits for the next: 0RECV_B0 at row 1, cell 4 -[match]-> 1SEND_B0 at row 2, cell 6 "
-              "-[data]-> 1B0 at row 2, cell 5 -[compute]-> 1F1 at row 2, cell 4 -[data]-> 1RECV_F1 at row 2, cell 3 "
-              "-[match]-> 0SEND_F1 at row 1, cell 6 -[stream]-> 0B0 at row 1, cell 5 -[data]-> 0RECV_B0 at row 1, "
-              "cell 4");
-  }
+  EXPECT_EQ(test::error_from<ScheduleError>([&] { lower(schedule); }),
+            "deadlock, each waits for the next: 0RECV_B0 at row 1, cell 4 -[match]-> 1SEND_B0 at row 2, cell 6 "
+            "-[data]-> 1B0 at row 2, cell 5 -[compute]-> 1F1 at row 2, cell 4 -[data]-> 1RECV_F1 at row 2, cell 3 "
+            "-[match]-> 0SEND_F1 at row 1, cell 6 -[stream]-> 0B0 at row 1, cell 5 -[data]-> 0RECV_B0 at row 1, "
+            "cell 4");
 }
 
 TEST(Communicators, CyclesOfOpsNameCellsOfTables) {

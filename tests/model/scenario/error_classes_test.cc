@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/scenario.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -114,12 +115,7 @@ TEST(ErrorClasses, TheFinestThatAppliesIsFound) {
 
 TEST(ErrorClasses, WrongFilesAreRefused) {
   const auto error_of = [](const std::string& text) -> std::string {
-    try {
-      error_classes_of(text);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_from([&] { error_classes_of(text); }, "");
   };
   EXPECT_THAT(error_of(R"({"schema": "sluice.errors/2", "all": {}, "classes": []})"), HasSubstr("sluice.errors/1"));
   EXPECT_THAT(error_of(file_text(class_text(R"({"gpus": "Hopper"})", 0.9))), HasSubstr("/classes/0/class"));

@@ -8,6 +8,7 @@
 
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "tests/support/errors.h"
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
@@ -199,12 +200,7 @@ TEST(Registry, FindsPyTorchsClasses) {
 }
 
 std::string refusal(const std::string& name, const FamilyParams& params) {
-  try {
-    make_schedule(find_family(name), params);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no refusal";
+  return test::error_from([&] { make_schedule(find_family(name), params); }, "no refusal");
 }
 
 TEST(Refusals, OfParametersThatAreAlwaysInvalid) {

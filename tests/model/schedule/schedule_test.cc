@@ -7,6 +7,7 @@
 #include <string>
 
 #include "model/errors.h"
+#include "tests/support/errors.h"
 #include "tests/support/shapes.h"
 
 namespace sluice::test {
@@ -18,12 +19,7 @@ ScheduleParts good_parts() { return make("1f1b", {.p = 2, .m = 2}).parts(); }
 std::string error_after(const std::function<void(ScheduleParts&)>& change) {
   ScheduleParts parts = good_parts();
   change(parts);
-  try {
-    const Schedule schedule(std::move(parts));
-  } catch (const ScheduleError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::error_from<ScheduleError>([&] { const Schedule schedule(std::move(parts)); });
 }
 
 TEST(Schedule, AcceptsAValidOne) {
@@ -66,13 +62,8 @@ TEST(Schedule, ListsAReplicatedStageOnBothRanks) {
 TEST(ScheduleErrors, ReplicasNeedAFlush) {
   ScheduleParts parts = make("chimera", {.p = 2, .m = 2}).parts();
   parts.weight_policy = WeightPolicy::stashed;
-  try {
-    const Schedule schedule(std::move(parts));
-    FAIL();
-  } catch (const ScheduleError& error) {
-    EXPECT_STREQ(error.what(),
-                 "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
-  }
+  EXPECT_EQ(test::error_from<ScheduleError>([&] { const Schedule schedule(std::move(parts)); }),
+            "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
 }
 
 TEST(ScheduleErrors, NameTheFirstOpThatIsWrong) {

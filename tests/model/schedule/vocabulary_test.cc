@@ -15,6 +15,7 @@
 #include "model/scenario/scenario.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/schedule_file.h"
+#include "tests/support/errors.h"
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
@@ -46,12 +47,7 @@ OracleTimes run(const Schedule& schedule, const Times& times, std::int64_t hop =
 
 // The error of constructing and lowering `parts`; "" without one.
 std::string error_of(ScheduleParts parts) {
-  try {
-    static_cast<void>(lower(Schedule(std::move(parts))));
-  } catch (const ScheduleError& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_from<ScheduleError>([&] { static_cast<void>(lower(Schedule(std::move(parts)))); }, "");
 }
 
 // With p = 3, the inputs of S arrive 1, 1 and 0 blocks after the forward of the same microbatch on ranks 0, 1, 2; the

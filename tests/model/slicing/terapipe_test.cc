@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/slicing/algorithm1.h"
 #include "model/slicing/joint.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 
 namespace sluice::test {
@@ -302,35 +303,25 @@ TEST(BestSlices, AreFoundFromAnInitialPlanThatIsWorse) {
   EXPECT_EQ(plan.latency, from_seconds(1.04, "latency"));
 }
 
-template <typename Act>
-std::string error_of(Act&& act) {
-  try {
-    act();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(BestSlices, RejectInvalidProblems) {
   const auto unit = [](std::int64_t tokens, std::int64_t granularity) {
     return slice_times(tokens, granularity, [](std::int64_t i, auto) { return Duration{i}; });
   };
-  EXPECT_EQ(error_of([&] { best_slices({.forward = unit(0, 1)}); }),
+  EXPECT_EQ(error_from([&] { best_slices({.forward = unit(0, 1)}); }),
             "forward times: expected a sequence of at least one token, got 0");
-  EXPECT_EQ(error_of([&] { best_slices({.forward = unit(8, 9)}); }),
+  EXPECT_EQ(error_from([&] { best_slices({.forward = unit(8, 9)}); }),
             "forward times: expected a granularity between 1 and the sequence's 8 tokens, got 9");
-  EXPECT_EQ(error_of([&] { best_slices({.forward = unit(8, 3), .min_slices = 4}); }),
+  EXPECT_EQ(error_from([&] { best_slices({.forward = unit(8, 3), .min_slices = 4}); }),
             "expected between 1 and 3 slices of 8 tokens at granularity 3, got 4");
-  EXPECT_EQ(error_of([&] { best_slices({.forward = unit(8, 1), .num_cells = 0}); }),
+  EXPECT_EQ(error_from([&] { best_slices({.forward = unit(8, 1), .num_cells = 0}); }),
             "expected at least one cell, got 0");
-  EXPECT_EQ(error_of([&] { best_slices({.forward = unit(8, 1), .backward = unit(8, 2)}); }),
+  EXPECT_EQ(error_from([&] { best_slices({.forward = unit(8, 1), .backward = unit(8, 2)}); }),
             "backward times: expected the forward's 8 tokens at granularity 1, got 8 at 2");
-  EXPECT_EQ(error_of([&] { even_slices(8, 2, 5); }),
+  EXPECT_EQ(error_from([&] { even_slices(8, 2, 5); }),
             "expected between 1 and 4 slices of 8 tokens at granularity 2, got 5");
-  EXPECT_EQ(error_of([&] { tabulated_times(2, 1, {{Duration{1}}}); }),
+  EXPECT_EQ(error_from([&] { tabulated_times(2, 1, {{Duration{1}}}); }),
             "expected 2 rows of times, one for each granule of 1 tokens of 2, got 1");
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_from([&] {
               tabulated_times(2, 1, {{Duration{1}}, {Duration{1}}});
             }),
             "expected 2 times after a prefix of 0 tokens, got 1");

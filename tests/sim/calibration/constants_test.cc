@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
-#include "sim/calibration/constants_files.h"
 #include "sim/engine/predict.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -92,12 +92,8 @@ TEST(FitConstants, RejectsTooFewRowsAndUnknownNames) {
   MeasuredTable table = table_with({});
   table.rows.resize(2);
   EXPECT_THROW(fit_constants(std::vector{table}, std::vector{find_constant("software/issue_s")}, 3), InputError);
-  try {
-    find_constant("gpu/memory_eficiency");
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "unknown constant 'gpu/memory_eficiency'; did you mean 'gpu/memory_efficiency'?");
-  }
+  EXPECT_EQ(test::error_from([&] { find_constant("gpu/memory_eficiency"); }),
+            "unknown constant 'gpu/memory_eficiency'; did you mean 'gpu/memory_efficiency'?");
 }
 
 TEST(ConstantsFiles, SurviveARoundTrip) {

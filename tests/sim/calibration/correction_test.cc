@@ -8,19 +8,11 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 
 namespace sluice::test {
 namespace {
-
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 using Rows = std::vector<PredictedAndMeasured>;
 
@@ -179,7 +171,7 @@ TEST(Correction, FitsTheTermsThatAreAskedFor) {
   const Correction scale = fit_correction(on_line(1.1, 3, {2, 4, 8}), CorrectionTerms::scale);
   EXPECT_EQ(scale.fixed_s, 0);
   EXPECT_GT(scale.scale, 1.1);
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(error_from([] {
               fit_correction(Rows{{1, 2}, {9, 3}}, CorrectionTerms::fixed);
             }),
             "calibrate: the fixed time is -1.15 s, but a predicted iteration takes only 1 s: fit a scale instead");
@@ -273,7 +265,7 @@ TEST(Correction, InvalidFilesAreRejected) {
     Json json = parse_json(to_json_text(fit_correction(Rows{{2, 2.4}, {4, 4.8}}, CorrectionTerms::scale)), "c.json");
     json[key] = value;
     if (std::string_view(key) != "kept") json.erase("kept");
-    return error_of([&] { correction_from_json(JsonReader(json, "c.json")); });
+    return error_from([&] { correction_from_json(JsonReader(json, "c.json")); });
   };
   EXPECT_EQ(error("scale", -1), "c.json: /scale: expected a number from 0.001 to 1000, got -1");
   EXPECT_EQ(error("fixed_s", -9), "c.json: /fixed_s: expected a number above -scale x shortest_predicted_s, got -9");
@@ -318,8 +310,8 @@ TEST(Correction, OtherOriginsAreNamed) {
 }
 
 TEST(Correction, RejectsMissingAndInvalidInput) {
-  EXPECT_EQ(error_of([] { fit_correction(Rows{}); }), "calibrate: expected at least one measured iteration");
-  EXPECT_EQ(error_of([] { fit_correction(Rows{{1, 0}}); }), "calibrate: expected times above 0");
+  EXPECT_EQ(error_from([] { fit_correction(Rows{}); }), "calibrate: expected at least one measured iteration");
+  EXPECT_EQ(error_from([] { fit_correction(Rows{{1, 0}}); }), "calibrate: expected times above 0");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "sim/calibration/catalogue_files.h"
+#include "tests/support/errors.h"
 #include "traces/chrome/trace_events.h"
 
 namespace sluice::test {
@@ -336,12 +337,8 @@ TEST(KernelFit, ReadsAllKindsOfTables) {
   EXPECT_THROW(of_format("int8"), InputError);
 
   const CsvTable bad(head + "X,matmul,\"b=1, out_dtype=fp32\",10,30,20,0.5\n", "b.csv");
-  try {
-    read_measured_kernels(bad);
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "b.csv: row 1, column shape: expected a value of accumulate, got 'b=1, out_dtype=fp32'");
-  }
+  EXPECT_EQ(test::error_from([&] { read_measured_kernels(bad); }),
+            "b.csv: row 1, column shape: expected a value of accumulate, got 'b=1, out_dtype=fp32'");
   EXPECT_FALSE(has_measured_kernels(CsvTable("gpu,op\n", "n.csv")));
 }
 

@@ -11,6 +11,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "sim/calibration/catalogue_files.h"
+#include "tests/support/errors.h"
 #include "traces/chrome/trace_events.h"
 
 namespace sluice::test {
@@ -84,12 +85,9 @@ TEST(LinkFit, ReadsBothKindsOfTables) {
   // 1000, 2000 and 4000 bytes over four: 30 us and 1.5 times the bytes at 150 GB/s.
   ASSERT_EQ(read.at("nvlink4").all_reduces.size(), 3u);
   EXPECT_DOUBLE_EQ(read.at("nvlink4").all_reduces[2].seconds, 30e-6 + 4e-8);
-  try {
-    read_measured_links(CsvTable(head + "h100_dgx,send_recv,2,2,1,9,-7,300\n", "n.csv"));
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "n.csv: row 1, column alpha_us: expected a number from 0 to 1000000, got '-7'");
-  }
+  EXPECT_EQ(
+      test::error_from([&] { read_measured_links(CsvTable(head + "h100_dgx,send_recv,2,2,1,9,-7,300\n", "n.csv")); }),
+      "n.csv: row 1, column alpha_us: expected a number from 0 to 1000000, got '-7'");
 }
 
 TEST(LinkFit, FindsTheBandwidthOfAllToAlls) {

@@ -5,20 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
 
 using Json = nlohmann::json;
-
-std::string table_error_of(const auto& call) {
-  try {
-    call();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 Json base() {
   return Json::parse(
@@ -76,23 +68,20 @@ TEST(MeasuredIterations, DropSlicesOfTheBaseForFamiliesWithoutSlices) {
 }
 
 TEST(MeasuredIterations, ErrorsNameRowAndColumn) {
-  EXPECT_EQ(table_error_of([] { only("pp,tp\n1,1\n"); }),
+  EXPECT_EQ(error_from([] { only("pp,tp\n1,1\n"); }),
             "t.csv: header: expected a column of measured times, such as iter_ms");
-  EXPECT_EQ(table_error_of([] { only("pp,Iteration_s\n1,1\n"); }),
+  EXPECT_EQ(error_from([] { only("pp,Iteration_s\n1,1\n"); }),
             "t.csv: header: expected a column of measured times, such as iter_ms; did you mean 'iteration_s'?");
-  EXPECT_EQ(table_error_of([] { only("pp,iter_s\nx,1\n"); }),
-            "t.csv: row 1, column pp: expected a whole number, got 'x'");
-  EXPECT_EQ(table_error_of([] { only("pp,iter_s\n1,fast\n"); }),
+  EXPECT_EQ(error_from([] { only("pp,iter_s\nx,1\n"); }), "t.csv: row 1, column pp: expected a whole number, got 'x'");
+  EXPECT_EQ(error_from([] { only("pp,iter_s\n1,fast\n"); }),
             "t.csv: row 1, column iter_s: expected a number, got 'fast'");
-  EXPECT_EQ(table_error_of([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
+  EXPECT_EQ(error_from([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
             "t.csv: row 1, column gpus: expected a multiple of tp x cp x pp = 4, got '6'");
-  EXPECT_EQ(table_error_of([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
+  EXPECT_EQ(error_from([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
             "t.csv: row 1, column gpus: expected tp x cp x pp x dp = 8, got '6'");
-  EXPECT_NE(table_error_of([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"),
+  EXPECT_NE(error_from([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"), std::string::npos);
+  EXPECT_NE(error_from([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
             std::string::npos);
-  EXPECT_NE(
-      table_error_of([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
-      std::string::npos);
 }
 
 TEST(MeasuredIterations, CellsReplaceKeysOfTheScenarioThatExcludeThem) {
@@ -112,19 +101,19 @@ TEST(MeasuredIterations, CellsReplaceKeysOfTheScenarioThatExcludeThem) {
 
 TEST(MeasuredIterations, ContradictoryCellsAreErrors) {
   EXPECT_EQ(only("pp,mbs,microbatches,gbs,iter_s\n1,2,6,12,1\n").scenario.microbatches, 6);
-  EXPECT_EQ(table_error_of([] { only("pp,mbs,microbatches,gbs,iter_s\n1,2,5,12,1\n"); }),
+  EXPECT_EQ(error_from([] { only("pp,mbs,microbatches,gbs,iter_s\n1,2,5,12,1\n"); }),
             "t.csv: row 1: /batch/global_batch: expected micro_batch x dp x microbatches = 2 x 1 x 5, got 12");
 }
 
 TEST(MeasuredIterations, CellsCannotChangeAFile) {
   Json file = base();
   file["model"] = "gpt.json";
-  EXPECT_EQ(table_error_of([&] { only("pp,layers,iter_s\n1,4,1\n", file); }),
+  EXPECT_EQ(error_from([&] { only("pp,layers,iter_s\n1,4,1\n", file); }),
             "t.csv: row 1, column layers: cannot change a value of the scenario's /model, which is not an object, got "
             "'4'");
   Json list = base();
   list["batch"] = {1, 2};
-  EXPECT_EQ(table_error_of([&] { only("pp,iter_s\n1,1\n", list); }), "t.csv: row 1: /batch: expected an object");
+  EXPECT_EQ(error_from([&] { only("pp,iter_s\n1,1\n", list); }), "t.csv: row 1: /batch: expected an object");
   Json words = base();
   words["parallelism"] = {{"tp", "two"}};
   words["schedule"] = {{"name", 7}};
@@ -133,9 +122,7 @@ TEST(MeasuredIterations, CellsCannotChangeAFile) {
 }
 
 TEST(MeasuredIterations, UnknownAndRepeatedColumnsAreErrors) {
-  const auto error = [](const char* header) {
-    return table_error_of([&] { check_columns(CsvTable(header, "t.csv")); });
-  };
+  const auto error = [](const char* header) { return error_from([&] { check_columns(CsvTable(header, "t.csv")); }); };
   EXPECT_EQ(error("pp,microbaches,iter_s\n"),
             "t.csv: header: unknown column 'microbaches'; did you mean 'microbatches'? (--ignore-columns ignores it)");
   EXPECT_EQ(error("pp, gbs,iter_s\n"),
@@ -157,14 +144,14 @@ TEST(MeasuredIterations, ColumnsCanBeKeysOfTheScenario) {
   EXPECT_EQ(row.scenario.cluster->gpu.name, "H100-80GB");
   EXPECT_EQ(row.scenario.microbatches, 5);
   EXPECT_EQ(row.scenario.training.pp, 2);
-  const auto error = [](const std::string& text) { return table_error_of([&] { only(text); }); };
+  const auto error = [](const std::string& text) { return error_from([&] { only(text); }); };
   EXPECT_EQ(error("/cluster/name,pp,iter_s\ndgx-h100,1,1\n"),
             "t.csv: row 1, column /cluster/name: cannot set this key in the scenario, got 'dgx-h100'");
   EXPECT_EQ(error("/parallelism/~,pp,iter_s\n1,1,1\n"),
             "t.csv: row 1, column /parallelism/~: cannot set this key in the scenario, got '1'");
   EXPECT_EQ(error("/parallelism/precison,pp,iter_s\nfp8,1,1\n"),
             "t.csv: row 1: /parallelism/precison: unknown key; did you mean 'precision'?");
-  EXPECT_EQ(table_error_of([&] { check_columns(CsvTable("/parallelism/tp,tp,iter_s\n", "t.csv")); }),
+  EXPECT_EQ(error_from([&] { check_columns(CsvTable("/parallelism/tp,tp,iter_s\n", "t.csv")); }),
             "t.csv: header: columns 'tp' and '/parallelism/tp' have the same meaning: keep one");
 }
 

@@ -10,6 +10,7 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "tests/support/errors.h"
 #include "tests/support/measured_pipeline.h"
 #include "traces/measured/causes_of_slowness.h"
 #include "traces/measured/drawn_step.h"
@@ -35,15 +36,6 @@ const std::string kSamples = std::string(SLUICE_SOURCE_DIR) + "/tests/traces/mea
 nlohmann::json sample_json(const std::string& name) { return nlohmann::json::parse(read_file(kSamples + name)); }
 
 MeasuredRun sample_st() { return read_measured_run({kSamples + "bytedance/timeline-ST.json.gz"}); }
-
-std::string error_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // A file with this text, removed at the end.
 class TextFile {
@@ -137,17 +129,20 @@ TEST(PrimusLog, NamesWhatIsWrong) {
   const std::string config = write("config.json", R"({"pp_size": 2, "num_mbs": 1})");
   const std::string zero =
       write("pp_rank_0.json", R"({"1": {"fwd_start": [0], "fwd_end": [1], "bwd_start": [5], "bwd_end": [7]}})");
-  EXPECT_THAT(error_of([&] { read_primus_log({config, zero}); }), HasSubstr("pp_rank_1.json is missing"));
+  EXPECT_THAT(test::error_from([&] { read_primus_log({config, zero}); }), HasSubstr("pp_rank_1.json is missing"));
   const std::string one =
       write("pp_rank_1.json", R"({"1": {"fwd_start": [1, 2], "fwd_end": [2], "bwd_start": [3], "bwd_end": [4]}})");
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(test::error_from([&] {
                 read_primus_log({config, zero, one});
               }),
               HasSubstr("pp_rank_1.json: /1/fwd_end: expected 2 ends, as many as fwd_start"));
   write("pp_rank_1.json", R"({"1": {"fwd_start": [2], "fwd_end": [1], "bwd_start": [3], "bwd_end": [4]}})");
-  EXPECT_THAT(error_of([&] { read_primus_log({config, zero, one}); }), HasSubstr("pp_rank_1.json: /1/fwd_end/0"));
+  EXPECT_THAT(test::error_from([&] {
+                read_primus_log({config, zero, one});
+              }),
+              HasSubstr("pp_rank_1.json: /1/fwd_end/0"));
   write("pp_rank_1.json", R"({"one": {}})");
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(test::error_from([&] {
                 read_primus_log({config, zero, one});
               }),
               HasSubstr("expected the number of an iteration"));
@@ -288,7 +283,7 @@ TEST(StepGraph, NamesOpsThatCanNeverStart) {
     }
   }
   const MeasuredRun run = measured_run(ops, "test", "x");
-  EXPECT_THAT(error_of([&] { step_graph(run, 0, ReceiveRule::observed); }),
+  EXPECT_THAT(test::error_from([&] { step_graph(run, 0, ReceiveRule::observed); }),
               ::testing::AllOf(HasSubstr("step 100"), HasSubstr("can never start")));
 }
 
@@ -362,13 +357,14 @@ TEST(MeasuredRun, LeavesOutWhatIsIncomplete) {
   EXPECT_EQ(measured_run(ops, "test", "x").notes[0],
             "step 101: replica 0 has 4 different microbatches, 3 per rank: left out");
   for (RawMeasuredOp& raw : ops) raw.op.chunk = 1;
-  EXPECT_THAT(error_of([&] { measured_run(ops, "test", "x"); }),
+  EXPECT_THAT(test::error_from([&] { measured_run(ops, "test", "x"); }),
               HasSubstr("3 forwards per rank and step: expected a multiple of 2 chunks"));
   ops = measured_pipeline(pipeline);
 
-  EXPECT_EQ(error_of([] { measured_run({}, "test", "x"); }), "x: expected ops of a pipeline, got none");
+  EXPECT_EQ(test::error_from([] { measured_run({}, "test", "x"); }), "x: expected ops of a pipeline, got none");
   ops.resize(1);
-  EXPECT_THAT(error_of([&] { measured_run(ops, "test", "x"); }), HasSubstr("x: expected forwards and backwards"));
+  EXPECT_THAT(test::error_from([&] { measured_run(ops, "test", "x"); }),
+              HasSubstr("x: expected forwards and backwards"));
 }
 
 // Clocks that are off by seconds: steps are as long as with one clock, to the time of a message.
@@ -454,7 +450,7 @@ TEST(StepGraph, LeavesOutStepsThatLackTransfers) {
   // Without the last rank, the one before receives gradients of nobody.
   std::erase_if(ops, [](const RawMeasuredOp& raw) { return raw.rank == 2; });
   MeasuredRun cut = measured_run(ops, "test", "x");
-  EXPECT_THAT(error_of([&] { drop_steps_without_graph(cut, "x"); }),
+  EXPECT_THAT(test::error_from([&] { drop_steps_without_graph(cut, "x"); }),
               ::testing::AllOf(HasSubstr("x: no step can be replayed"), HasSubstr("rank 1")));
 }
 
@@ -639,11 +635,11 @@ TEST(NamedOps, ReadsOtherNames) {
   EXPECT_EQ(run.microbatches, 1);
   EXPECT_EQ(run.steps, (std::vector<std::int64_t>{4}));
   EXPECT_EQ(run.ops.size(), 4U);
-  EXPECT_THAT(error_of([&] { read_measured_run({trace.path()}); }), HasSubstr(trace.path()));
+  EXPECT_THAT(test::error_from([&] { read_measured_run({trace.path()}); }), HasSubstr(trace.path()));
 }
 
 TEST(NamedOps, NamesWhatIsWrong) {
-  const auto map = [](const std::string& text) { return error_of([&] { NameMap(text, "n.json"); }); };
+  const auto map = [](const std::string& text) { return test::error_from([&] { NameMap(text, "n.json"); }); };
   EXPECT_THAT(map("{}"), HasSubstr("n.json: /schema"));
   EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {}})"), HasSubstr("/names: expected at least one name"));
   EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {"a": "forward-comput"}})"),
@@ -653,13 +649,13 @@ TEST(NamedOps, NamesWhatIsWrong) {
   EXPECT_THAT(map(R"({"schema": "sluice.names/1", "names": {"a": "F"}, "more": 1})"), HasSubstr("more"));
   const TextFile none("none.json", "[" + chrome_op("matmul", 0, 0, 1, 0, 0) + "]");
   const NameMap names(R"({"schema": "sluice.names/1", "names": {"a": "F"}})", "n.json");
-  EXPECT_THAT(error_of([&] { read_measured_run({none.path()}, {.names = &names}); }),
+  EXPECT_THAT(test::error_from([&] { read_measured_run({none.path()}, {.names = &names}); }),
               HasSubstr("the names of n.json, got none"));
   const TextFile no_end("no_end.json", R"([{"ph": "X", "name": "forward-compute", "pid": 0, "tid": 0, "ts": 1}])");
-  EXPECT_THAT(error_of([&] { read_measured_run({no_end.path()}); }),
+  EXPECT_THAT(test::error_from([&] { read_measured_run({no_end.path()}); }),
               HasSubstr("event 0 (forward-compute): expected ts and dur"));
   const TextFile text("text.json", "not a trace");
-  EXPECT_THAT(error_of([&] { read_measured_run({text.path()}); }), HasSubstr("text.json: line 1, column"));
+  EXPECT_THAT(test::error_from([&] { read_measured_run({text.path()}); }), HasSubstr("text.json: line 1, column"));
 }
 
 }  // namespace

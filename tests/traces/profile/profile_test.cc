@@ -13,10 +13,10 @@
 
 #include "model/errors.h"
 #include "model/to_size.h"
+#include "tests/support/errors.h"
 #include "traces/profile/breakdown.h"
 #include "traces/profile/gpu_trace.h"
 #include "traces/profile/kernel_causes.h"
-#include "traces/profile/kernel_graph.h"
 #include "traces/profile/matched_calls.h"
 
 namespace sluice::test {
@@ -289,12 +289,7 @@ TEST(KernelCauses, FindASlowRank) {
 
 TEST(GpuTrace, ErrorsNameFileAndCause) {
   const auto error_of = [](const std::vector<std::string>& events) -> std::string {
-    try {
-      static_cast<void>(traces_of(events));
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_from([&] { static_cast<void>(traces_of(events)); }, "");
   };
   EXPECT_THAT(error_of({}), HasSubstr("rank.json: /traceEvents: expected kernels of a GPU"));
   EXPECT_THAT(error_of({event("cpu_op", "aten::mm", 1, 0, 5)}), HasSubstr("got 1 ops of the CPU only; record with"));

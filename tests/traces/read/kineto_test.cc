@@ -146,7 +146,7 @@ TEST_F(Kineto, ReadsOneOfSeveralSteps) {
   EXPECT_EQ(facts_of(last.run), ops);
   EXPECT_EQ(last.notes[1], "ProfilerStep 12, 3 complete on all ranks");
   EXPECT_EQ(read_style(rows, style, {.step = 10}).notes[1], "ProfilerStep 10, 3 complete on all ranks");
-  EXPECT_EQ(error_of([&] { read_style(rows, style, {.step = 9}); }),
+  EXPECT_EQ(error_from([&] { read_style(rows, style, {.step = 9}); }),
             folder_.path() + "/rank0.json and 3 more: --step: expected one of 10, 11, 12, got 9");
   // The recording starts within the first iteration and ends within the last.
   style.cut_front = 3;
@@ -271,7 +271,7 @@ TEST_F(Kineto, ErrorsNameFileAndCause) {
   const RunRows rows = rows_of(run.graph, run.timeline);
   const std::vector<std::string> paths = write_kineto_files(folder_.path(), rows, {});
   const std::string good = read_file(paths[1]);
-  const auto error = [&](const std::vector<std::string>& files) { return error_of([&] { read_trace_run(files); }); };
+  const auto error = [&](const std::vector<std::string>& files) { return error_from([&] { read_trace_run(files); }); };
   const auto with = [&](const std::string& from, const std::string& to, bool everywhere = false) {
     std::string bad = good;
     std::size_t at = bad.find(from);

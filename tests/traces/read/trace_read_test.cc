@@ -16,6 +16,7 @@
 #include "tests/support/kineto_files.h"
 #include "tests/support/run_facts.h"
 #include "tests/support/simulated.h"
+#include "tests/support/trace_check.h"
 #include "tests/support/trace_text.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/gzip.h"
@@ -48,7 +49,8 @@ class ReadTrace : public ::testing::Test {
 };
 
 // Every family over small shapes, with and without latency, bytes, collectives and idle times: the rows read are the
-// rows written, and the comparison finds no difference, including memory counters and idle time.
+// rows written, the comparison finds no difference, including memory counters and idle time, and the trace of both is
+// valid.
 TEST_F(ReadTrace, TracesOfEveryFamilyRoundTrip) {
   const SmallFootprint footprint;
   for (const Family& family : all_families()) {
@@ -84,6 +86,10 @@ TEST_F(ReadTrace, TracesOfEveryFamilyRoundTrip) {
         EXPECT_EQ(found.pairs, std::ssize(written.rows));
         EXPECT_THAT(found.differing, IsEmpty());
         EXPECT_FALSE(found.falls_behind);
+        std::string both;
+        write_side_by_side([&](std::string_view bytes) { both += bytes; },
+                           {TraceSide{"a", &written}, TraceSide{"b", &read.run}});
+        EXPECT_THAT(check_trace(both), IsEmpty());
         for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
           // Counters exclude instantaneous allocations: buffers of transfers that take no time.
           const auto& samples = memory[rank].samples;
@@ -161,7 +167,7 @@ TEST_F(ReadTrace, ReadsOneOfSeveralIterations) {
   ASSERT_EQ(found.differing.size(), 2U);
   EXPECT_EQ(found.differing[0].duration.second, Duration{900'000'000});
   EXPECT_EQ(facts_of(read(trace.dump(), {.step = 0}).run), facts_of(written));
-  EXPECT_EQ(error_of([&] { read(trace.dump(), {.step = 2}); }),
+  EXPECT_EQ(error_from([&] { read(trace.dump(), {.step = 2}); }),
             folder_.path("t.json") + ": --step: expected 0 to 1, got 2");
   // With one iteration the option is ignored.
   EXPECT_EQ(facts_of(read(test::trace_of(run), {.step = 7}).run), facts_of(written));
@@ -216,7 +222,7 @@ TEST_F(ReadTrace, PartsRoundTrip) {
   EXPECT_EQ(one.hidden.second, std::nullopt);
   const std::size_t at = text.find("dispatch(F)");
   ASSERT_NE(at, std::string::npos);
-  EXPECT_THAT(test::error_of([&] { read(text.replace(at, 8, "dispatsh")); }),
+  EXPECT_THAT(error_from([&] { read(text.replace(at, 8, "dispatsh")); }),
               HasSubstr("expected a part such as dispatch(F), got 'dispatsh(F)'"));
 }
 
@@ -275,9 +281,9 @@ TEST_F(ReadTrace, ErrorsNameEventAndCause) {
     if (expected.starts_with("EVENT")) expected.replace(0, 5, "event " + std::to_string(lines(at) - 2));
     if (expected.starts_with("END"))
       expected.replace(0, 3, "line " + std::to_string(lines(bad.size()) + 1) + ", column 1");
-    EXPECT_EQ(error_of([&] { read(bad); }), folder_.path("t.json") + ": " + expected);
+    EXPECT_EQ(error_from([&] { read(bad); }), folder_.path("t.json") + ": " + expected);
   }
-  EXPECT_EQ(error_of([&] { read(good.substr(0, good.size() / 2)); }).substr(0, folder_.path("t.json").size() + 6),
+  EXPECT_EQ(error_from([&] { read(good.substr(0, good.size() / 2)); }).substr(0, folder_.path("t.json").size() + 6),
             folder_.path("t.json") + ": line");
 }
 
@@ -289,7 +295,7 @@ TEST_F(ReadTrace, UnreadableFilesAreRejected) {
   const std::string bytes = read_file(zipped);
   const auto error = [&](const std::string& name, const std::string& text) {
     write_file_whole(folder_.path(name), text);
-    return error_of([&] { read_trace_run({folder_.path(name)}); });
+    return error_from([&] { read_trace_run({folder_.path(name)}); });
   };
   EXPECT_EQ(error("cut.json.gz", bytes.substr(0, bytes.size() / 2)),
             folder_.path("cut.json.gz") + ": the gzip stream is truncated");
@@ -304,10 +310,10 @@ TEST_F(ReadTrace, UnreadableFilesAreRejected) {
   EXPECT_EQ(error("deep.json", std::string(101, '[')), folder_.path("deep.json") + ": nested deeper than 100");
   EXPECT_EQ(error("number.json", "{\"traceEvents\":[1e999]}"),
             folder_.path("number.json") + ": event 0: not JSON: a number is out of range");
-  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path()}); }), folder_.path() + ": is a folder, expected a file");
-  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path("none.json")}); }),
+  EXPECT_EQ(error_from([&] { read_trace_run({folder_.path()}); }), folder_.path() + ": is a folder, expected a file");
+  EXPECT_EQ(error_from([&] { read_trace_run({folder_.path("none.json")}); }),
             folder_.path("none.json") + ": cannot open: No such file or directory");
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_from([&] {
               read_trace_run({zipped, zipped});
             }),
             zipped + ": a Sluice trace contains all ranks: expected one file, got 2");
@@ -317,7 +323,7 @@ TEST_F(ReadTrace, TracesOfTwoRunsAreRejected) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1});
   const RunRows rows = rows_of(run.graph, run.timeline);
   write_side_by_side_file(folder_.path("both.json.gz"), {TraceSide{"a", &rows}, TraceSide{"b", &rows}});
-  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path("both.json.gz")}); }),
+  EXPECT_EQ(error_from([&] { read_trace_run({folder_.path("both.json.gz")}); }),
             folder_.path("both.json.gz") + ": /sluice/sides: expected a trace of one run, got one of two");
 }
 
@@ -335,7 +341,7 @@ TEST(TraceEvents, TimesAreExactToTheNanosecond) {
 // Returns the error of reading a text, or "no error", and the events, with what JSON says about each.
 std::string events_and_error(const std::string& text, json& events) {
   events = json::array();
-  return error_of([&] {
+  return error_from([&] {
     read_trace_text(text, "x", [&](TraceEvent& event, const TraceHead&) {
       json values = json::object();
       for (const auto& [name, value] : event.values) values[name] = value;
@@ -423,9 +429,9 @@ TEST_F(ReadTrace, ArgumentsNameFiles) {
   EXPECT_THAT(trace_files(a), ElementsAre(a));
   EXPECT_THAT(trace_files(b + "," + a), ElementsAre(b, a));
   EXPECT_THAT(trace_files(folder_.path("none.json")), ElementsAre(folder_.path("none.json")));
-  EXPECT_EQ(error_of([&] { trace_files(a + ",none.json"); }), a + ",none.json: file 'none.json' does not exist");
+  EXPECT_EQ(error_from([&] { trace_files(a + ",none.json"); }), a + ",none.json: file 'none.json' does not exist");
   std::filesystem::create_directory(folder_.path("empty"));
-  EXPECT_EQ(error_of([&] { trace_files(folder_.path("empty")); }),
+  EXPECT_EQ(error_from([&] { trace_files(folder_.path("empty")); }),
             folder_.path("empty") + ": expected files that end in .json or .json.gz, got none");
 }
 
@@ -479,9 +485,9 @@ TEST_F(ReadTrace, GzipHeadersMayHaveAllFieldsAndStreamsSeveralMembers) {
   EXPECT_EQ(read_bytes(members), rows);
   EXPECT_EQ(read_bytes(members + gzipped("") + std::string(1000, '\0')), rows);  // padded as by tar
   EXPECT_EQ(read_bytes(members + "\x1f"), rows);
-  EXPECT_THAT(error_of([&] { read_bytes(members + gzipped("x").substr(0, 12)); }),
+  EXPECT_THAT(error_from([&] { read_bytes(members + gzipped("x").substr(0, 12)); }),
               HasSubstr("the gzip stream is truncated"));
-  EXPECT_THAT(error_of([&] { read_bytes(std::string("\x1f\x8b\x07", 3) + text); }),
+  EXPECT_THAT(error_from([&] { read_bytes(std::string("\x1f\x8b\x07", 3) + text); }),
               HasSubstr("the gzip stream is corrupt: unknown compression method"));
 }
 
@@ -511,10 +517,11 @@ TEST_F(ReadTrace, EventsMayBeATopLevelArray) {
   EXPECT_EQ(read_trace_run({array}).run.memory.size(), 2U);
   std::string both;
   write_side_by_side([&](std::string_view bytes) { both += bytes; }, {TraceSide{"a", &rows}, TraceSide{"b", &rows}});
-  EXPECT_THAT(error_of([&] { read_trace_run({write("both.json", json::parse(both).at("traceEvents").dump())}); }),
+  EXPECT_THAT(error_from([&] { read_trace_run({write("both.json", json::parse(both).at("traceEvents").dump())}); }),
               HasSubstr("both.json: event 0: expected a trace of one run"));
-  EXPECT_THAT(error_of([&] { read_trace_run({write("cut.json", R"([{"ph":"X")")}); }), HasSubstr("not JSON"));
-  EXPECT_THAT(error_of([&] { read_trace_run({write("none.json", "[]")}); }), HasSubstr("expected pipeline op ranges"));
+  EXPECT_THAT(error_from([&] { read_trace_run({write("cut.json", R"([{"ph":"X")")}); }), HasSubstr("not JSON"));
+  EXPECT_THAT(error_from([&] { read_trace_run({write("none.json", "[]")}); }),
+              HasSubstr("expected pipeline op ranges"));
 }
 
 TEST_F(ReadTrace, PipesAreReadOnce) {
@@ -539,7 +546,7 @@ TEST_F(ReadTrace, PipesAreReadOnce) {
 
 TEST_F(ReadTrace, SizesAreLimited) {
   const auto error = [&](const std::string& text) {
-    return error_of([&] { read_trace_run({write("t.json.gz", text)}); });
+    return error_from([&] { read_trace_run({write("t.json.gz", text)}); });
   };
   const std::string long_string(std::size_t{17} << 20, 'x');
   EXPECT_THAT(error(R"({"traceEvents":[{"name":")" + long_string + R"("}]})"),

@@ -12,6 +12,7 @@
 #include "model/input/files.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 #include "tests/support/report_text.h"
 #include "tests/support/simulated.h"
@@ -459,12 +460,8 @@ TEST(Report, FailureKeepsTheExistingFile) {
   EXPECT_THROW(write_report_file(path, three), InputError);
   EXPECT_EQ(read_file(path), text_of(report));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
-  try {
-    write_report_file(folder + "/missing/report.html", report);
-    FAIL();
-  } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("missing/report.html"));
-  }
+  EXPECT_THAT(test::error_from([&] { write_report_file(folder + "/missing/report.html", report); }),
+              HasSubstr("missing/report.html"));
   std::filesystem::remove_all(folder);
 }
 
