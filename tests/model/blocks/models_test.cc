@@ -98,6 +98,21 @@ TEST(Models, GptOssHasWindowsInEveryOtherLayer) {
   }
 }
 
+// The workspace of a backward is that of the last layer of its stage, in whatever order the kinds of layers are listed.
+TEST(Models, MemoryDoesNotDependOnTheOrderOfKinds) {
+  const auto workspace = [](const std::string& attention, const std::string& mlp) {
+    const Model model = parse_model(R"({"hidden_size": 1024, "vocab_size": 1024, "kinds": {")" + attention +
+                                        R"(": [{"block": "attention", "heads": 8}], ")" + mlp +
+                                        R"(": [{"block": "mlp", "width": 16384}]}, "layers": [")" + attention +
+                                        R"(", ")" + mlp + R"("]})",
+                                    "m.json");
+    const TransformerFootprint footprint(model, {.sequence_length = 1024}, split_layers(model, 1, {}, 0, 0));
+    return footprint.slice(0, {.sequences = 1, .slice_lengths = {1024}}, 0).gradients_to_weight_gradient +
+           footprint.slice(0, {.sequences = 1, .slice_lengths = {1024}}, 0).backward_workspace;
+  };
+  EXPECT_EQ(workspace("a", "b"), workspace("b", "a"));
+}
+
 // transformers_parameters.py writes the file.
 TEST(Models, HaveTheParametersOfTransformers) {
   const std::string path = std::string(SLUICE_SOURCE_DIR) + "/tests/model/blocks/transformers_parameters.json";
