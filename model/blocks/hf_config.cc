@@ -127,7 +127,8 @@ class HfConfig {
                                                     {"do_layer_norm_before", true},
                                                     {"_remove_final_layer_norm", false},
                                                     {"enable_bias", true},
-                                                    {"layer_norm_elementwise_affine", true}};
+                                                    {"layer_norm_elementwise_affine", true},
+                                                    {"qk_layernorm", false}};
     for (const auto& [key, value] : modeled) {
       if (r_.boolean_or(key, value) != value)
         r_.at(key).fail(fmt::format("expected {}: others are not modeled", value));
@@ -191,6 +192,7 @@ class HfConfig {
       return (layer + 1) % r_.integer("sliding_window_pattern", 1, kMostModelLayers) == 0 ? 'F' : 'W';
     }
     if (type_.name == "gemma4_text" && layer + 1 == count_) return 'F';
+    if (type_.pattern == "?") r_.fail("required key 'layer_types' is missing");
     return type_.pattern.empty() ? 'F' : type_.pattern[static_cast<std::size_t>(layer) % type_.pattern.size()];
   }
 

@@ -150,9 +150,10 @@ Model model_from_json(JsonReader reader) {
   if (!reader.has("model_type")) return transformer_from_json(reader);
   const std::string type = reader.string("model_type");
   std::vector<std::string> types = transformer_types();
-  const bool transformer = std::find(types.begin(), types.end(), type) != types.end();
-  if (transformer && !(find_hf_type(type) != nullptr && has_mixed_layers(reader, type))) {
-    return transformer_from_hf(reader);
+  if (std::find(types.begin(), types.end(), type) != types.end()) {
+    const Json config = with_hf_defaults(reader.json(), type);
+    const JsonReader whole(config, reader.source(), reader.pointer());
+    if (find_hf_type(type) == nullptr || !has_mixed_layers(whole, type)) return transformer_from_hf(whole);
   }
   if (find_hf_type(type) != nullptr) return model_from_hf_config(reader);
   if (const std::string_view what = not_modeled(type); !what.empty()) {

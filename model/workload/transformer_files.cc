@@ -60,6 +60,9 @@ Transformer gpt2(JsonReader& reader) {
   model.vocab = reader.integer("vocab_size", 1, kMaxVocab);
   model.positions = model.max_positions = size_of(reader, "n_positions");
   model.tied_embeddings = reader.boolean_or("tie_word_embeddings", true);
+  if (reader.boolean_or("add_cross_attention", false)) {
+    reader.at("add_cross_attention").fail("expected false: attention to an encoder is not modeled");
+  }
   // The defaults are those of Hugging Face's GPT2Config.
   model.dropout = reader.number_or("resid_pdrop", 0, 1, 0.1) > 0 || reader.number_or("attn_pdrop", 0, 1, 0.1) > 0;
   return model;

@@ -1,5 +1,6 @@
 // The models of the catalogue as layers made of blocks.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -129,18 +130,39 @@ TEST(Models, HaveTheParametersOfTransformers) {
 }
 
 // Keys that transformers' class has a value for may be missing: Gemma 3's published configs have neither heads nor
-// words.
+// words. Any key of the file above that is left out has the value of the class, which its first line of a type has, or
+// is named as missing.
 TEST(Models, MissingKeysHaveTheValuesOfTransformers) {
-  const auto parameters_of = [](const std::string& keys) {
-    return parameters(parse_model(
-        R"({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34)" +
-            keys + "}",
-        "m.json"));
-  };
-  EXPECT_EQ(parameters_of(""), parameters(named("gemma-3-4b")));
-  EXPECT_EQ(parameters_of(R"(, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4)"),
-            parameters_of(""));
-  EXPECT_NE(parameters_of(R"(, "head_dim": 128)"), parameters_of(""));
+  const std::string path = std::string(SLUICE_SOURCE_DIR) + "/tests/model/blocks/transformers_parameters.json";
+  std::istringstream lines(read_file(path, 1 << 24));
+  std::set<std::string> types;
+  int same = 0;
+  for (std::string line; std::getline(lines, line);) {
+    Json config = parse_json(line, path).at("config");
+    // Layers of multi-token prediction are no part of transformers' models.
+    if (!types.insert(config.at("model_type")).second) continue;
+    Json& text = config.contains("text_config") ? config.at("text_config") : config;
+    const Model whole = parse_model(config.dump(), "m.json");
+    const Json keys = text;
+    for (const auto& [key, value] : keys.items()) {
+      if (key == "model_type" || key == "num_nextn_predict_layers") continue;
+      SCOPED_TRACE(fmt::format("{} without {}", config.at("model_type").dump(), key));
+      text.erase(key);
+      try {
+        const Model read = parse_model(config.dump(), "m.json");
+        EXPECT_EQ(parameters(read), parameters(whole));
+        EXPECT_EQ(active_parameters(read), active_parameters(whole));
+        const SliceFlops flops = slice_flops(read, 1 << 14, 0);
+        EXPECT_EQ(flops.matrices, slice_flops(whole, 1 << 14, 0).matrices);
+        EXPECT_EQ(flops.attention, slice_flops(whole, 1 << 14, 0).attention);
+        ++same;
+      } catch (const InputError& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("is missing"));
+      }
+      text[key] = value;
+    }
+  }
+  EXPECT_GT(same, 500);
 }
 
 // A window of a type that otherwise is a transformer makes it a list of layers; what is not modeled is refused by name.
@@ -178,6 +200,11 @@ TEST(Models, KeysThatMatterAreReadOrRefused) {
   // Falcon 11B has one norm of 2 x 64 less per layer than 40B, here of four.
   const std::string falcon = R"("model_type": "falcon", "new_decoder_architecture": true, "num_kv_heads": 2)";
   EXPECT_EQ(parameters(read(falcon)) - parameters(read(falcon + R"(, "num_ln_in_parallel_attn": 1)")), 4 * 2 * 64);
+  EXPECT_THAT(error_of(R"("model_type": "phi", "qk_layernorm": true)"),
+              testing::HasSubstr("/qk_layernorm: expected false"));
+  EXPECT_THAT(error_of(R"("model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64,
+                          "add_cross_attention": true)"),
+              testing::HasSubstr("/add_cross_attention: expected false"));
   EXPECT_THAT(error_of(R"("model_type": "falcon_h1", "mamba_conv_bias": false)"),
               testing::HasSubstr("/mamba_conv_bias: expected true"));
 }
