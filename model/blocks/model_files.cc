@@ -78,6 +78,7 @@ Model model_of_layers(JsonReader reader) {
   model.dropout = reader.boolean_or("dropout", false);
   model.streams = static_cast<int>(reader.integer_or("streams", 1, 64, 1));
   model.layer_embedding = static_cast<int>(reader.integer_or("layer_embedding", 0, 1 << 16, 0));
+  model.positions = static_cast<int>(reader.integer_or("learned_positions", 0, kMostModelSize, 0));
   model.max_positions = static_cast<int>(reader.integer_or("max_position_embeddings", 0, 1 << 30, 0));
   const JsonReader kinds = reader.at("kinds");
   if (!kinds.json().is_object() || kinds.json().empty()) kinds.fail("expected the steps of each kind of layer");

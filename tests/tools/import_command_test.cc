@@ -147,6 +147,12 @@ const RoundTrip kRoundTrips[] = {
      64},
     {"DeepSeekV3WithMultiTokenPrediction",
      R"({"model": "deepseek-v3", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
+    {"WindowsAndSinks", R"({"model": "gpt-oss-20b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 32},
+    {"SparseAttentionWithSharedIndices",
+     R"({"model": "glm-5.2", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
+    {"LayersWithAScan", R"({"model": "qwen3.5-35b-a3b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 32},
+    {"PatternOfSingleBlocks",
+     R"({"model": "nemotron-3-super", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, PlanToMegatron, ::testing::ValuesIn(kRoundTrips),
@@ -188,6 +194,13 @@ TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
                            "--add-qkv-bias",
                            "--qk-layernorm",
                            "--mtp-num-layers",
+                           "--window-attn-skip-freq",
+                           "--softmax-type",
+                           "--dsa-indexer-topk-freq",
+                           "--linear-attention-freq",
+                           "--attention-output-gate",
+                           "--hybrid-layer-pattern",
+                           "--moe-latent-size",
                            "--overlap-grad-reduce",
                            "--overlap-param-gather",
                            "a2a"}) {
