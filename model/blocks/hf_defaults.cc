@@ -69,7 +69,7 @@ constexpr std::pair<std::string_view, std::string_view> kDefaults[] = {
         "moe_topk": 12, "n_routed_experts": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64, "v_head_dim": 128, "zero_expert_num": 256})"},
     {"mimo_v2_flash",
-     R"({"first_k_dense_replace": 1, "swa_num_key_value_heads": 8, "head_dim": 192, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+     R"({"first_k_dense_replace": 1, "head_dim": 192, "moe_intermediate_size": 2048, "n_routed_experts": 256,
         "num_experts_per_tok": 8, "num_key_value_heads": 4, "v_head_dim": 128})"},
     {"minimax", R"({"num_experts_per_tok": 2, "num_key_value_heads": 8, "num_local_experts": 8})"},
     {"minimax_m2", R"({"head_dim": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8,
