@@ -678,10 +678,7 @@ Model model_from_hf_config(JsonReader reader) {
   JsonReader text(config, of.source(), of.pointer());
   if (!inner) return HfConfig(text, type).read();
   Model model = HfConfig(text, type).read();
-  for (const auto& [key, what] : {std::pair("vision_config", "vision"), std::pair("audio_config", "audio")}) {
-    if (!reader.has(key) || reader.at(key).json().is_null()) continue;
-    model.left_out += fmt::format("{}its {} encoder", model.left_out.empty() ? "" : " and ", what);
-  }
+  model.left_out = encoders_of(reader);
   // Where the language model's own part does not have it.
   if (!text.has("tie_word_embeddings")) {
     model.tied_embeddings = reader.boolean_or("tie_word_embeddings", model.tied_embeddings);

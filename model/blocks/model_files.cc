@@ -167,7 +167,8 @@ Model model_from_json(JsonReader reader) {
     const std::string inner = text.string("model_type");
     if (find_hf_type(inner) != nullptr || std::find(types.begin(), types.end(), inner) != types.end()) {
       Model model = model_from_json(text);
-      model.left_out = fmt::format("what is not in {}", key);
+      model.left_out = encoders_of(reader);
+      if (model.left_out.empty()) model.left_out = fmt::format("what is not in {}", key);
       return model;
     }
   }

@@ -234,6 +234,35 @@ TEST(Models, UnknownTypesGetASuggestion) {
   EXPECT_EQ(omni.left_out, "what is not in llm_config");
 }
 
+// Counted on the modules of transformers 5.24.0; Qwen3.8 27B's is on its card.
+TEST(Models, EncodersThatAreLeftOutHaveTheirParameters) {
+  const auto left_out = [](const std::string& type, const std::string& vision) {
+    return parse_model(R"({"model_type": ")" + type +
+                           R"(", "text_config": {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
+                   "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}, "vision_config": )" +
+                           vision + "}",
+                       "m.json")
+        .left_out;
+  };
+  const std::string qwen = R"("depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
+      "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304, "out_hidden_size": )";
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "qwen3_5", )" + qwen + "5120}"),
+            "its vision encoder (460730096 parameters)");
+  EXPECT_EQ(
+      left_out("new_vl", R"({"model_type": "qwen3_vl", "deepstack_visual_indexes": [8, 16, 24], )" + qwen + "4096}"),
+      "its vision encoder (576388336 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+                                   "num_hidden_layers": 27, "image_size": 896, "patch_size": 14})"),
+            "its vision encoder (416866032 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "clip_vision_model", "hidden_size": 768, "intermediate_size": 3072,
+                                   "num_hidden_layers": 12, "image_size": 224, "patch_size": 32})"),
+            "its vision encoder (87456000 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096,
+                                   "num_hidden_layers": 24, "image_size": 1024, "patch_size": 16})"),
+            "its vision encoder (403489792 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "another", "hidden_size": 1024})"), "its vision encoder");
+}
+
 // Products of sizes are bounded, and lists may be too short.
 TEST(Models, ConfigsOfWrongSizesAreErrors) {
   const auto error_with = [](const std::string& name, const std::string& old, const std::string& text) -> std::string {
