@@ -200,6 +200,9 @@ class HfConfig {
   bool roped(int layer) {
     if (r_.has("no_rope_layers") && !r_.at("no_rope_layers").elements().empty())
       return number_of("no_rope_layers", layer) == 1;
+    if (type_.name == "granitemoehybrid") {
+      return r_.has("position_embedding_type") && r_.string("position_embedding_type") == "rope";
+    }
     if (type_.name != "llama4_text" && type_.name != "smollm3") return type_.rope == Rope::all;
     return (layer + 1) % r_.integer_or("no_rope_layer_interval", 1, kMostModelLayers, 4) != 0;
   }
@@ -386,7 +389,7 @@ class HfConfig {
     const bool own = has_own_index(layer);
     return shared(fmt::format("latent {} {}", indexed, own), [&] {
       LatentAttentionOptions out{.heads = heads_, .latent = latents()};
-      out.rotary = !r_.boolean_or("mla_use_nope", false);
+      out.rotary = !r_.boolean_or("mla_use_nope", type_.name == "kimi_linear");
       out.gate = r_.boolean_or("mla_use_output_gate", r_.has("attn_res_block_size"));
       if (indexed) {
         out.indexer = Indexer{.heads = size("index_n_heads"),

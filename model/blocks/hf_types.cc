@@ -72,7 +72,7 @@ constexpr HfType kHfTypes[] = {
     {.name = "minimax_m3", .qk_norm = QkNorm::per_head},
     {.name = "mistral", .pattern = "W"},
     {.name = "mixtral", .pattern = "W"},
-    {.name = "nemotron_h", .gated = false},
+    {.name = "nemotron_h", .rope = Rope::none, .gated = false},
     {.name = "olmo2", .qk_norm = QkNorm::all_heads, .norms = post},
     {.name = "olmo3", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "WWWF"},
     {.name = "olmo_hybrid", .qk_norm = QkNorm::all_heads, .norms = post, .pattern = "GGGF"},

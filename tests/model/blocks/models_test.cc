@@ -14,6 +14,7 @@
 
 #include "model/blocks/attention.h"
 #include "model/blocks/attention_core.h"
+#include "model/blocks/latent_attention.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
 #include "model/blocks/scan.h"
@@ -232,6 +233,25 @@ TEST(Models, UnknownTypesGetASuggestion) {
       "new.json");
   EXPECT_EQ(omni.layers, 2);
   EXPECT_EQ(omni.left_out, "what is not in llm_config");
+}
+
+// As in transformers' modules.
+TEST(Models, HybridModelsHaveNoRotaryEmbeddings) {
+  const auto rotates = [](const Model& model) {
+    return model.any_block([](const Block& block) {
+      const auto* const attention = dynamic_cast<const Attention*>(&block);
+      const auto* const latent = dynamic_cast<const LatentAttentionBlock*>(&block);
+      return (attention != nullptr && attention->options().rotary) || (latent != nullptr && latent->options().rotary);
+    });
+  };
+  EXPECT_FALSE(rotates(named("nemotron-3-super")));
+  EXPECT_FALSE(rotates(named("kimi-k3")));
+  EXPECT_TRUE(rotates(named("qwen3-next-80b-a3b")));
+  const std::string granite =
+      R"({"model_type": "granitemoehybrid", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+          "intermediate_size": 128, "vocab_size": 256, "mamba_d_head": 1, "layer_types": ["linear_attention", "attention"])";
+  EXPECT_FALSE(rotates(parse_model(granite + "}", "m.json")));
+  EXPECT_TRUE(rotates(parse_model(granite + R"(, "position_embedding_type": "rope"})", "m.json")));
 }
 
 // Counted on the modules of transformers 5.24.0; Qwen3.8 27B's is on its card.
