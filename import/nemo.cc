@@ -373,13 +373,7 @@ class NemoImport {
       return add(name.c_str(), key);
     }
     std::vector<std::string> words = {value.text};
-    if (known.value == MegatronValue::words) {
-      words.assign(1, "");
-      for (const char c : value.text) {
-        if (c == ',') words.emplace_back();
-        if (std::string_view("[]'\" ,").find(c) == std::string_view::npos) words.back() += c;
-      }
-    }
+    if (known.value == MegatronValue::words) words = words_of_list(value.text);
     add(name.c_str(), key, std::move(words));
   }
 
