@@ -15,6 +15,7 @@
 #include "import/deepspeed.h"
 #include "import/megatron.h"
 #include "import/megatron_names.h"
+#include "import/names.h"
 #include "import/nemo.h"
 #include "import/shell.h"
 #include "import/torchtitan.h"
@@ -297,17 +298,6 @@ Imported import_script(std::string_view text, const std::string& source) {
   if (world != script.variables.end() && !world->second.empty() && certain) gpus = count_of_gpus(world->second.front());
   Imported out = import_words(chosen->words, gpus, true, script, files, source);
   for (const std::string& note : script.notes) out.notes.push_back(fmt::format("{}: {}", source, note));
-  return out;
-}
-
-// Returns the words of a printed list such as ['p2p'].
-std::vector<std::string> words_of_list(std::string_view value) {
-  std::vector<std::string> out(1);
-  for (const char c : value) {
-    if (c == ',') out.emplace_back();
-    if (std::string_view("[]'\" ,").find(c) == std::string_view::npos) out.back() += c;
-  }
-  std::erase(out, "");
   return out;
 }
 

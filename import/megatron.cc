@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "import/layer_frequency.h"
-#include "import/megatron_hybrid.h"
+#include "import/megatron_layers.h"
 #include "import/megatron_names.h"
 #include "import/megatron_overlap.h"
 #include "import/megatron_values.h"
@@ -50,7 +50,7 @@ class MegatronImport : MegatronValues {
     read_model();
     read_experts();
     read_latents();
-    read_hybrid();
+    read_layers_of_blocks();
     read_stages();
     read_ranks();
     read_batch();
@@ -223,6 +223,8 @@ class MegatronImport : MegatronValues {
 
   void read_latents() {
     if (!has("multi-latent-attention")) return;
+    out_.scenario["model"].erase("qk_layernorm");  // of the latents, which always have it
+    if (!has("qk-layernorm")) not_modeled_.emplace_back("latents without a norm (no --qk-layernorm)");
     set("/model/multi_latent_attention", true);
     set_if("/model/q_lora_rank", whole("q-lora-rank"));
     set("/model/kv_lora_rank", whole("kv-lora-rank").value_or(32));
@@ -231,27 +233,18 @@ class MegatronImport : MegatronValues {
     set("/model/v_head_dim", whole("v-head-dim").value_or(128));
   }
 
-  // Layers of one block each, by a pattern.
-  void read_hybrid() {
-    const char* const name = has("hybrid-layer-pattern") ? "hybrid-layer-pattern" : "hybrid-override-pattern";
-    const std::int64_t latent = whole("moe-latent-size").value_or(0);
-    if (!has(name)) {
-      if (latent > 0) not_modeled_.push_back(fmt::format("--moe-latent-size {}", latent));
-      if (has("squared-relu")) not_modeled_.emplace_back("--squared-relu");
-      return;
+  // Layers of several kinds, or of other blocks than a transformer's.
+  void read_layers_of_blocks() {
+    if (!out_.scenario.contains("model")) return;
+    MegatronLayers layers = megatron_layers(out_.scenario.at("model"), arguments_, source_);
+    if (layers.model.is_null()) return;
+    if (has("dsa-indexer-topk") && word("experimental-attention-variant") == "dsa" &&
+        !has("dsa-indexer-use-sparse-loss")) {
+      not_modeled_.emplace_back("a loss of the indexer over all pairs (no --dsa-indexer-use-sparse-loss)");
     }
+    out_.scenario["model"] = std::move(layers.model);
+    stage_layers_ = std::move(layers.stage_layers);
     std::erase_if(not_modeled_, [](const std::string& text) { return text.starts_with("--spec "); });
-    const HybridSizes sizes{.mamba_heads = positive("mamba-num-heads"),
-                            .mamba_head_dim = positive("mamba-head-dim").value_or(64),
-                            .mamba_state = positive("mamba-state-dim").value_or(128),
-                            .mamba_groups = positive("mamba-num-groups").value_or(8),
-                            .latent = latent,
-                            .mtp_layers = whole("mtp-num-layers").value_or(0)};
-    try {
-      out_.scenario["model"] = hybrid_model(out_.scenario["model"], word(name), sizes);
-    } catch (const InputError& error) {
-      fail(name, error.what());
-    }
   }
 
   // The ranks of the pipeline, the layers of its stages and the schedule.
@@ -297,7 +290,9 @@ class MegatronImport : MegatronValues {
     return static_cast<std::int64_t>(stages) / ranks;
   }
 
+  // Returns the number of chunks.
   std::int64_t read_layers(std::int64_t ranks) {
+    if (!stage_layers_.empty()) return read_pattern(ranks);
     const bool embedding = has("account-for-embedding-in-pipeline-split");
     const bool loss = has("account-for-loss-in-pipeline-split");
     const auto first = positive("decoder-first-pipeline-num-layers");
@@ -338,6 +333,17 @@ class MegatronImport : MegatronValues {
       return 1;
     }
     return layers_of_chunks(layers, chunks, embedding, loss);
+  }
+
+  // The stages of a pattern of layers.
+  std::int64_t read_pattern(std::int64_t ranks) {
+    const auto stages = std::ssize(stage_layers_);
+    if (stages % ranks != 0) {
+      fail("pipeline-model-parallel-size", fmt::format("expected a divisor of the pattern's {} stages", stages));
+    }
+    set("/parallelism/stage_layers", stage_layers_);
+    if (stages > ranks) set("/parallelism/vpp", stages / ranks);
+    return stages / ranks;
   }
 
   // The model is specified by a flag or a file.
@@ -666,6 +672,7 @@ class MegatronImport : MegatronValues {
   }
 
   std::int64_t gpus_;
+  std::vector<int> stage_layers_;   // of a pattern of layers with borders of stages
   std::vector<std::string> order_;  // of first occurrence
   std::vector<std::string> not_modeled_;
   std::vector<std::string> useless_;

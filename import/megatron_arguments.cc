@@ -7,46 +7,18 @@
 #include <utility>
 #include <vector>
 
+#include "import/megatron_model.h"
 #include "model/scenario/pipeline_layout.h"
 #include "model/schedule/family.h"
 
 namespace sluice::imports {
 namespace {
 
-class Arguments {
- public:
-  template <typename T>
-  void add(const char* name, const T& value) {
-    fmt::format_to(std::back_inserter(text_), "{}{} {}", text_.empty() ? "" : " ", name, value);
-  }
-  void add(const char* name, bool given) {
-    if (given) fmt::format_to(std::back_inserter(text_), "{}{}", text_.empty() ? "" : " ", name);
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  std::string text_;
-};
-
-void add_experts(const Transformer& model, const Training& training, Arguments& out) {
-  out.add("--num-experts", model.experts.count);
-  out.add("--moe-router-topk", model.experts.per_token);
-  out.add("--moe-ffn-hidden-size", model.experts.ffn_hidden);
-  if (model.experts.shared_ffn_hidden > 0) {
-    out.add("--moe-shared-expert-intermediate-size", model.experts.shared_ffn_hidden);
-  }
-  if (model.experts.groups > 1) {
-    out.add("--moe-router-num-groups", model.experts.groups);
-    out.add("--moe-router-group-topk", model.experts.groups_per_token);
-  }
-  out.add("--moe-shared-expert-gate", model.experts.shared_gate);
+void add_experts(const Model& model, const Training& training, Arguments& out) {
+  if (!model.has_experts()) return;
   if (training.expert_capacity > 0) {
     out.add("--moe-expert-capacity-factor", fmt::format("{}", training.expert_capacity));
     out.add("--moe-pad-expert-input-to-capacity", training.pads_experts);
-  }
-  if (model.experts.leading_dense > 0) {
-    out.add("--moe-layer-freq",
-            fmt::format("'([0]*{}+[1]*{})'", model.experts.leading_dense, model.layers - model.experts.leading_dense));
   }
   if (training.ep > 1) {
     out.add("--expert-model-parallel-size", training.ep);
@@ -76,51 +48,6 @@ void add_graphs(const Training& training, Arguments& out) {
   }
 }
 
-void add_latent_attention(const LatentAttention& latent, Arguments& out) {
-  out.add("--multi-latent-attention", true);
-  if (latent.query_rank > 0) out.add("--q-lora-rank", latent.query_rank);
-  out.add("--kv-lora-rank", latent.key_value_rank);
-  out.add("--qk-head-dim", latent.nope_head_dim);
-  out.add("--qk-pos-emb-head-dim", latent.rope_head_dim);
-  out.add("--v-head-dim", latent.value_head_dim);
-}
-
-void add_model(const Transformer& model, const Training& training, Arguments& out) {
-  out.add("--num-layers", model.layers);
-  out.add("--hidden-size", model.hidden);
-  out.add("--num-attention-heads", model.heads);
-  if (model.has_latent_attention()) {
-    add_latent_attention(model.latent, out);
-  } else {
-    if (model.kv_heads != model.heads) {
-      out.add("--group-query-attention", true);
-      out.add("--num-query-groups", model.kv_heads);
-    }
-    if (model.head_dim * model.heads != model.hidden) out.add("--kv-channels", model.head_dim);
-  }
-  out.add("--ffn-hidden-size", model.ffn_hidden > 0 ? model.ffn_hidden : model.experts.ffn_hidden);
-  out.add("--vocab-size", model.vocab);
-  out.add("--seq-length", training.sequence_length);
-  out.add("--max-position-embeddings", std::max<std::int64_t>(training.sequence_length, model.positions));
-  if (model.positions == 0) out.add("--position-embedding-type", "rope");
-  out.add("--swiglu", model.gated && model.experts.clamp == 0);
-  if (model.experts.clamp > 0) {
-    out.add("--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value",
-            fmt::format("{}", model.experts.clamp));
-  }
-  if (model.rms_norm) out.add("--normalization", "RMSNorm");
-  out.add("--untie-embeddings-and-output-weights", !model.tied_embeddings);
-  out.add("--disable-bias-linear", !model.projection_bias && !model.mlp_bias);
-  out.add("--add-qkv-bias", model.qkv_bias && !model.projection_bias);
-  out.add("--qk-layernorm", model.qk_norm);
-  if (!model.dropout) {
-    out.add("--hidden-dropout", 0);
-    out.add("--attention-dropout", 0);
-  }
-  if (model.mtp_layers > 0) out.add("--mtp-num-layers", model.mtp_layers);
-  if (model.has_experts()) add_experts(model, training, out);
-}
-
 // The layers of each virtual stage: evenly, in the first and last stage of a pipeline without chunks, or as a layout.
 void add_layers(const Scenario& scenario, Arguments& out) {
   const int layers = scenario.model->layers;
@@ -129,7 +56,8 @@ void add_layers(const Scenario& scenario, Arguments& out) {
   const int stages = scenario.training.pp * scenario.chunks;
   const int outer = (first > 0 ? 1 : 0) + (last > 0 ? 1 : 0);
   const int middle = layers - first - last;
-  const bool even = scenario.stage_layers.empty() && stages > outer && middle % (stages - outer) == 0;
+  const bool hybrid = is_megatron_hybrid(*scenario.model);
+  const bool even = !hybrid && scenario.stage_layers.empty() && stages > outer && middle % (stages - outer) == 0;
   if (even && outer == 0) {
     if (scenario.chunks > 1) out.add("--num-layers-per-virtual-pipeline-stage", layers / stages);
   } else if (even && scenario.chunks == 1) {
@@ -141,8 +69,10 @@ void add_layers(const Scenario& scenario, Arguments& out) {
          split_layers(*scenario.model, stages, scenario.stage_layers, first, last, scenario.mtp_stage)) {
       counts.push_back(stage.layers);
     }
-    out.add("--pipeline-model-parallel-layout",
-            fmt::format("'{}'", layout_of(counts, scenario.model->mtp_layers, scenario.mtp_stage)));
+    out.add(hybrid ? "--hybrid-layer-pattern" : "--pipeline-model-parallel-layout",
+            fmt::format("'{}'", hybrid ? megatron_pattern(*scenario.model, counts)
+                                       : layout_of(counts, scenario.model->mtp_layers, scenario.mtp_stage)));
+    if (hybrid) out.add("--spec", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec");
   }
 }
 
@@ -257,7 +187,8 @@ std::string megatron_arguments(const Scenario& scenario) {
       break;
   }
   add_kernels(scenario, out);
-  add_model(scenario.model->transformer("arguments of Megatron-LM"), training, out);
+  add_megatron_model(*scenario.model, training.sequence_length, out);
+  add_experts(*scenario.model, training, out);
   return out.take();
 }
 

@@ -16,7 +16,28 @@ constexpr MegatronKey kOtherArguments[] = {
     {"quick-geglu", flag, "/model/swiglu"},
     {"hybrid-layer-pattern", text},
     {"hybrid-override-pattern", text},
+    {"mtp-hybrid-override-pattern", text},
     {"is-hybrid-model", flag},
+    {"window-size", words},
+    {"window-attn-skip-freq", text},
+    {"no-rope-freq", text},
+    {"softmax-type", text},
+    {"attention-output-gate", flag},
+    {"head-wise-attn-gate", flag},
+    {"experimental-attention-variant", text},
+    {"linear-attention-type", text},
+    {"linear-attention-freq", text},
+    {"linear-conv-kernel-dim", whole},
+    {"linear-key-head-dim", whole},
+    {"linear-value-head-dim", whole},
+    {"linear-num-key-heads", whole},
+    {"linear-num-value-heads", whole},
+    {"dsa-indexer-n-heads", whole},
+    {"dsa-indexer-head-dim", whole},
+    {"dsa-indexer-topk", whole},
+    {"dsa-indexer-topk-freq", whole},
+    {"dsa-indexer-skip-topk-offset", whole},
+    {"dsa-indexer-use-sparse-loss", flag},
     {"mamba-head-dim", whole},
     {"mamba-num-groups", whole},
     {"mamba-num-heads", whole},
@@ -138,11 +159,11 @@ constexpr std::string_view kNotModeled =
     "cpu-offloading* distribute-saved-activations moe-layer-recompute "
     // Kernels.
     "no-masked-softmax-fusion no-bias-gelu-fusion no-bias-dropout-fusion no-rope-fusion deterministic-mode "
-    "use-te-activation-func use-fused-weighted-squared-relu window-size window-attn-skip-freq "
+    "use-te-activation-func use-fused-weighted-squared-relu "
     "reset-attention-mask apply-query-key-layer-scaling inprocess-restart "
     // The model.
     "spec heterogeneous-layers-config-* pipeline-model-parallel-split-rank decoder-num-layers "
-    "num-moe-experts linear-attention-* experimental-attention-variant retro-add-retriever rampup-batch-size "
+    "num-moe-experts retro-add-retriever rampup-batch-size "
     "standalone-embedding-stage decrease-batch-size-if-needed "
     // Experts.
     "moe-shared-expert-overlap moe-router-padding-for-fp8 moe-router-padding-for-quantization "
@@ -159,7 +180,6 @@ struct NotModeled {
 constexpr NotModeled kNotModeledUnless[] = {{"main-grads-dtype", "torch.float32"},
                                             {"empty-unused-memory-level", "0"},
                                             {"optimizer", "adam"},
-                                            {"softmax-type", "vanilla"},
                                             {"hybrid-*", "0.0"},
                                             {"encoder-tensor-model-parallel-size", "0"},
                                             {"encoder-pipeline-model-parallel-size", "0"},
@@ -212,7 +232,7 @@ constexpr std::string_view kWithoutEffect =
     "bias-gelu-fusion bias-swiglu-fusion bias-dropout-fusion apply-rope-fusion persist-layer-norm "
     "no-persist-layer-norm gradient-accumulation-fusion cuda-graph-* disable-bf16-reduced-precision-matmul fp8-* "
     "fp4-* num-layers-at-* make-vocab-size-* relative-attention-* mtp-loss-scaling-factor add-position-embedding "
-    "cache-mla-latents mla-down-proj-fusion no-weight-decay-* apply-wd-to-qk-layernorm "
+    "cache-mla-latents mla-down-proj-fusion dsa-* no-weight-decay-* apply-wd-to-qk-layernorm "
     // Experts.
     "moe-aux-loss-coeff moe-z-loss-coeff moe-router-* moe-input-jitter-eps moe-token-drop-policy "
     "moe-per-layer-logging moe-permute-fusion moe-use-upcycling moe-upcycling-granularity "

@@ -21,6 +21,14 @@ class MegatronValues {
  protected:
   static constexpr std::int64_t kMostNumber = std::int64_t{1} << 40;
 
+  template <typename Number>
+  static std::optional<Number> megatron_number(const std::string& text) {
+    Number value{};
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
+    return value;
+  }
+
   explicit MegatronValues(std::string source) : source_(std::move(source)) {}
 
   [[noreturn]] void fail(std::string_view name, const std::string& what) const {
@@ -71,15 +79,6 @@ class MegatronValues {
 
   std::string source_;
   std::map<std::string, MegatronArgument> arguments_;
-
- private:
-  template <typename Number>
-  static std::optional<Number> megatron_number(const std::string& text) {
-    Number value{};
-    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
-    return value;
-  }
 };
 
 }  // namespace sluice::imports

@@ -18,4 +18,14 @@ bool lists_name(std::string_view patterns, std::string_view name) {
   return false;
 }
 
+std::vector<std::string> words_of_list(std::string_view value) {
+  std::vector<std::string> out(1);
+  for (const char c : value) {
+    if (c == ',') out.emplace_back();
+    if (std::string_view("[]'\" ,").find(c) == std::string_view::npos) out.back() += c;
+  }
+  std::erase(out, "");
+  return out;
+}
+
 }  // namespace sluice::imports

@@ -84,14 +84,14 @@ constexpr std::string_view kNemoWithoutEffect =
     "model.headscale model.megatron_legacy model.ub_tp_comm_* model.fp8_* model.reduce_amax "
     "model.use_te_rng_tracker model.bf16 model.fp16 model.*dtype model.init_method* "
     "model.output_layer_init_method* model.embedding_init_method* model.deallocate_pipeline_outputs "
-    "model.parallel_output model.hf_model_id model.kitchen_* model.mamba_* model.linear_* model.layernorm_* "
+    "model.parallel_output model.hf_model_id model.kitchen_* model.mamba_stack_spec model.layernorm_* "
     "model.symmetric_* model.tp_comm_* model.tp_only_amax_red model.scatter_embedding_sequence_parallel "
     "model.mup_* model.rope_* model.rotary_* model.glu_linear_offset model.qk_clip_* model.use_kitchen* "
     "model.use_transformer_engine_full_layer_spec model.hidden_dropout_* model.inference_* "
     "model.min_offloaded_tensor_size model.cpu_offloading_* model.bias_*fusion model.bias_activation_fusion "
     "model.bias_dropout_* model.masked_softmax_fusion model.apply_rope_fusion model.gradient_accumulation_fusion "
     "model.wgrad_deferral_limit model.transformer_layer_spec model.vocab_size_* model.should_pad_vocab "
-    "model.hetereogenous_* model.generation_config* model.test_mode model.dsa_* "
+    "model.hetereogenous_* model.generation_config* model.test_mode "
     "model.original_max_position_embeddings model.num_layers_at_* ddp.* dist.* comm_overlap.* mixed_precision "
     "mixed_precision.* optimizer.* train.*";
 
@@ -373,13 +373,7 @@ class NemoImport {
       return add(name.c_str(), key);
     }
     std::vector<std::string> words = {value.text};
-    if (known.value == MegatronValue::words) {
-      words.assign(1, "");
-      for (const char c : value.text) {
-        if (c == ',') words.emplace_back();
-        if (std::string_view("[]'\" ,").find(c) == std::string_view::npos) words.back() += c;
-      }
-    }
+    if (known.value == MegatronValue::words) words = words_of_list(value.text);
     add(name.c_str(), key, std::move(words));
   }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "model/blocks/model_files.h"
 #include "model/cost/analytic.h"
 #include "model/cost/uniform.h"
 #include "model/cost/woven_blocks.h"
@@ -88,7 +89,8 @@ void family_to_result(benchmark::State& state) {
 // A mixture of experts on H100s, whose joint blocks are woven of parts on two lanes: with the costs of its model, and
 // the communication of every rank that compute hides.
 void parts_to_result(benchmark::State& state, const char* name, int chunks) {
-  const Transformer model = read_hf_config(SLUICE_SOURCE_DIR "/examples/models/qwen3-30b-a3b/config.json");
+  const Transformer model =
+      read_model(SLUICE_SOURCE_DIR "/examples/models/qwen3-30b-a3b/config.json").transformer("a benchmark");
   Training training;
   training.pp = 16;
   training.dp = training.ep = 8;

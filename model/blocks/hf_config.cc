@@ -127,7 +127,8 @@ class HfConfig {
                                                     {"do_layer_norm_before", true},
                                                     {"_remove_final_layer_norm", false},
                                                     {"enable_bias", true},
-                                                    {"layer_norm_elementwise_affine", true}};
+                                                    {"layer_norm_elementwise_affine", true},
+                                                    {"qk_layernorm", false}};
     for (const auto& [key, value] : modeled) {
       if (r_.boolean_or(key, value) != value)
         r_.at(key).fail(fmt::format("expected {}: others are not modeled", value));
@@ -191,6 +192,7 @@ class HfConfig {
       return (layer + 1) % r_.integer("sliding_window_pattern", 1, kMostModelLayers) == 0 ? 'F' : 'W';
     }
     if (type_.name == "gemma4_text" && layer + 1 == count_) return 'F';
+    if (type_.pattern == "?") r_.fail("required key 'layer_types' is missing");
     return type_.pattern.empty() ? 'F' : type_.pattern[static_cast<std::size_t>(layer) % type_.pattern.size()];
   }
 
@@ -198,6 +200,9 @@ class HfConfig {
   bool roped(int layer) {
     if (r_.has("no_rope_layers") && !r_.at("no_rope_layers").elements().empty())
       return number_of("no_rope_layers", layer) == 1;
+    if (type_.name == "granitemoehybrid") {
+      return r_.has("position_embedding_type") && r_.string("position_embedding_type") == "rope";
+    }
     if (type_.name != "llama4_text" && type_.name != "smollm3") return type_.rope == Rope::all;
     return (layer + 1) % r_.integer_or("no_rope_layer_interval", 1, kMostModelLayers, 4) != 0;
   }
@@ -265,7 +270,9 @@ class HfConfig {
     if (local) {
       out.core.window = size_of({"sliding_window", "sliding_window_size"});
       if (r_.has("swa_num_attention_heads")) out.core.heads = size("swa_num_attention_heads");
-      if (r_.has("swa_num_key_value_heads")) out.core.kv_heads = size("swa_num_key_value_heads");
+      // MiMo's windows have twice as many heads of keys.
+      out.core.kv_heads = static_cast<int>(r_.integer_or("swa_num_key_value_heads", 1, kMostModelSize,
+                                                         (type_.name == "mimo_v2_flash" ? 2 : 1) * kv_heads_));
       out.core.head_dim = size_or("swa_head_dim", out.core.head_dim);
       if (r_.has("attention_other_setting")) {  // Step 3.5
         JsonReader other = r_.at("attention_other_setting");
@@ -382,7 +389,7 @@ class HfConfig {
     const bool own = has_own_index(layer);
     return shared(fmt::format("latent {} {}", indexed, own), [&] {
       LatentAttentionOptions out{.heads = heads_, .latent = latents()};
-      out.rotary = !r_.boolean_or("mla_use_nope", false);
+      out.rotary = !r_.boolean_or("mla_use_nope", type_.name == "kimi_linear");
       out.gate = r_.boolean_or("mla_use_output_gate", r_.has("attn_res_block_size"));
       if (indexed) {
         out.indexer = Indexer{.heads = size("index_n_heads"),
@@ -674,10 +681,7 @@ Model model_from_hf_config(JsonReader reader) {
   JsonReader text(config, of.source(), of.pointer());
   if (!inner) return HfConfig(text, type).read();
   Model model = HfConfig(text, type).read();
-  for (const auto& [key, what] : {std::pair("vision_config", "vision"), std::pair("audio_config", "audio")}) {
-    if (!reader.has(key) || reader.at(key).json().is_null()) continue;
-    model.left_out += fmt::format("{}its {} encoder", model.left_out.empty() ? "" : " and ", what);
-  }
+  model.left_out = encoders_of(reader);
   // Where the language model's own part does not have it.
   if (!text.has("tie_word_embeddings")) {
     model.tied_embeddings = reader.boolean_or("tie_word_embeddings", model.tied_embeddings);

@@ -43,6 +43,10 @@ struct HfType {
 const HfType* find_hf_type(std::string_view model_type);
 // The config with the values of keys that it leaves out and that transformers' class of this type has.
 Json with_hf_defaults(const Json& config, std::string_view type);
+
+// The encoders of images and audio that a config.json has beside its language model, with the number of parameters of
+// those of a known type whose sizes it has: "its vision encoder (460730096 parameters)"; "" if it has none.
+std::string encoders_of(JsonReader config);
 // What a type that is known, but not modeled, has that no block describes; "" for others.
 std::string_view not_modeled(std::string_view model_type);
 // All such names, in the order of the table, those of other models last.

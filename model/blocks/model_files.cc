@@ -78,6 +78,7 @@ Model model_of_layers(JsonReader reader) {
   model.dropout = reader.boolean_or("dropout", false);
   model.streams = static_cast<int>(reader.integer_or("streams", 1, 64, 1));
   model.layer_embedding = static_cast<int>(reader.integer_or("layer_embedding", 0, 1 << 16, 0));
+  model.positions = static_cast<int>(reader.integer_or("learned_positions", 0, kMostModelSize, 0));
   model.max_positions = static_cast<int>(reader.integer_or("max_position_embeddings", 0, 1 << 30, 0));
   const JsonReader kinds = reader.at("kinds");
   if (!kinds.json().is_object() || kinds.json().empty()) kinds.fail("expected the steps of each kind of layer");
@@ -150,9 +151,10 @@ Model model_from_json(JsonReader reader) {
   if (!reader.has("model_type")) return transformer_from_json(reader);
   const std::string type = reader.string("model_type");
   std::vector<std::string> types = transformer_types();
-  const bool transformer = std::find(types.begin(), types.end(), type) != types.end();
-  if (transformer && !(find_hf_type(type) != nullptr && has_mixed_layers(reader, type))) {
-    return transformer_from_hf(reader);
+  if (std::find(types.begin(), types.end(), type) != types.end()) {
+    const Json config = with_hf_defaults(reader.json(), type);
+    const JsonReader whole(config, reader.source(), reader.pointer());
+    if (find_hf_type(type) == nullptr || !has_mixed_layers(whole, type)) return transformer_from_hf(whole);
   }
   if (find_hf_type(type) != nullptr) return model_from_hf_config(reader);
   if (const std::string_view what = not_modeled(type); !what.empty()) {
@@ -165,7 +167,8 @@ Model model_from_json(JsonReader reader) {
     const std::string inner = text.string("model_type");
     if (find_hf_type(inner) != nullptr || std::find(types.begin(), types.end(), inner) != types.end()) {
       Model model = model_from_json(text);
-      model.left_out = fmt::format("what is not in {}", key);
+      model.left_out = encoders_of(reader);
+      if (model.left_out.empty()) model.left_out = fmt::format("what is not in {}", key);
       return model;
     }
   }

@@ -124,6 +124,7 @@ BlockPtr read_experts(JsonReader& reader, int hidden, bool dropout) {
   experts.ffn_hidden = size(reader, "width");
   experts.shared_ffn_hidden = size_or(reader, "shared_width", 0);
   experts.shared_gate = reader.boolean_or("shared_gate", false);
+  experts.clamp = reader.number_or("clamp", 1e-3, 1e6, 0);
   experts.groups = size_or(reader, "groups", 1, 1);
   if (experts.count % experts.groups != 0) reader.at("groups").fail("expected a divisor of count");
   experts.groups_per_token = static_cast<int>(reader.integer_or("groups_per_token", 1, experts.groups, experts.groups));

@@ -396,17 +396,20 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
   if (full) modules = RecomputeModule::layer;
   if (training_.recompute == Training::Recompute::selective) modules = training_.recompute_modules;
   const StageContents again = recomputed_layers(model_, training_, held);
-  LayerTensors layer;  // the last
+  LayerTensors layer;  // the last of the stage
+  int last = held.expert_layers > 0 ? 1 : 0;
+  if (!model_.flat && held.layers > 0) last = model_.pattern()[static_cast<std::size_t>(held.first + held.layers) - 1];
   // Not yet taken by a layer.
   std::int64_t received = training_.torch_pipelining && !held.embedding ? 1 : 0;
   const auto add = [&](int kind, bool predicts, int count, int recomputed) {
     if (count == 0) return;
-    layer = tensors_of(kind, predicts, size);
-    if (recomputed > 0) add_layers(out, layer, recomputed, modules, size.sliced, std::exchange(received, 0));
+    LayerTensors tensors = tensors_of(kind, predicts, size);
+    if (recomputed > 0) add_layers(out, tensors, recomputed, modules, size.sliced, std::exchange(received, 0));
     if (count > recomputed) {
-      add_layers(out, layer, count - recomputed, full ? RecomputeModules() : modules, size.sliced,
+      add_layers(out, tensors, count - recomputed, full ? RecomputeModules() : modules, size.sliced,
                  std::exchange(received, 0));
     }
+    if (predicts || kind == last) layer = std::move(tensors);
   };
   const KindCounts recomputed = layers_by_kind(model_, again);
   for (const auto& [kind, count] : layers_by_kind(model_, held)) {

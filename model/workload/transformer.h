@@ -94,8 +94,7 @@ void check_transformer(const Transformer& model);
 const std::vector<std::string>& transformer_types();
 
 // Reads a Hugging Face config.json of model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe,
-// deepseek_v2 or deepseek_v3. Irrelevant keys are ignored. Throws InputError naming the file and the key.
-Transformer read_hf_config(const std::string& path);
+// deepseek_v2 or deepseek_v3. Irrelevant keys are ignored. Throws InputError naming the source and the key.
 Transformer transformer_from_hf(JsonReader reader);
 
 // Reads an object with Megatron-LM's names: num_layers, hidden_size, num_attention_heads, vocab_size and

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <vector>
 
-#include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/workload/transformer.h"
 
@@ -16,7 +15,6 @@ constexpr std::int64_t kMaxSize = 1 << 24;    // of hidden and feed-forward size
 constexpr std::int64_t kMaxLayers = 1 << 15;  // also of heads
 constexpr std::int64_t kMaxPredictedTokens = 1 << 10;
 constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31;
-constexpr std::int64_t kMaxFileBytes = 1 << 24;
 
 int size_of(JsonReader& reader, const std::string& key) { return static_cast<int>(reader.integer(key, 1, kMaxSize)); }
 
@@ -60,6 +58,9 @@ Transformer gpt2(JsonReader& reader) {
   model.vocab = reader.integer("vocab_size", 1, kMaxVocab);
   model.positions = model.max_positions = size_of(reader, "n_positions");
   model.tied_embeddings = reader.boolean_or("tie_word_embeddings", true);
+  if (reader.boolean_or("add_cross_attention", false)) {
+    reader.at("add_cross_attention").fail("expected false: attention to an encoder is not modeled");
+  }
   // The defaults are those of Hugging Face's GPT2Config.
   model.dropout = reader.number_or("resid_pdrop", 0, 1, 0.1) > 0 || reader.number_or("attn_pdrop", 0, 1, 0.1) > 0;
   return model;
@@ -326,11 +327,6 @@ Transformer transformer_from_json(JsonReader reader) {
   reader.finish();
   check_transformer(model);
   return model;
-}
-
-Transformer read_hf_config(const std::string& path) {
-  const Json json = parse_json(read_file(path, kMaxFileBytes), path);
-  return transformer_from_hf(JsonReader(json, path));
 }
 
 }  // namespace sluice::model

@@ -153,6 +153,12 @@ const RoundTrip kRoundTrips[] = {
      64},
     {"DeepSeekV3WithMultiTokenPrediction",
      R"({"model": "deepseek-v3", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
+    {"WindowsAndSinks", R"({"model": "gpt-oss-20b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 32},
+    {"SparseAttentionWithSharedIndices",
+     R"({"model": "glm-5.2", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
+    {"LayersWithAScan", R"({"model": "qwen3.5-35b-a3b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 32},
+    {"PatternOfSingleBlocks",
+     R"({"model": "nemotron-3-super", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, PlanToMegatron, ::testing::ValuesIn(kRoundTrips),
@@ -173,7 +179,8 @@ TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
       "uniform --multi-latent-attention --moe-layer-freq --moe-shared-expert-gate --grad-reduce-in-bf16 "
       "--fp8-format --fp8-recipe --fp8-param-gather --tp-comm-overlap --clip-grad --group-query-attention "
       "--kv-channels --add-qkv-bias --qk-layernorm --mtp-num-layers --overlap-grad-reduce --overlap-param-gather "
-      "a2a";
+      "--window-attn-skip-freq --softmax-type --dsa-indexer-topk-freq --linear-attention-freq --attention-output-gate "
+      "--hybrid-layer-pattern --moe-latent-size a2a";
   for (const std::string& name : words(expected)) {
     EXPECT_TRUE(names.contains(name)) << name;
   }

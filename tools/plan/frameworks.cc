@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "import/megatron_arguments.h"
+#include "import/megatron_model.h"
 #include "model/errors.h"
 #include "model/input/nearest.h"
 
@@ -34,7 +35,7 @@ bool exchanges_by_nccl(const Scenario& base, const PlanPoint& point) {
 }
 
 std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
-  const Transformer& model = *base.model->flat;
+  const Model& model = *base.model;
   Refusal out;
   out.unless(point.family->in_megatron_lm, "its schedules are 1f1b, interleaved-1f1b and combined-1f1b");
   if (point.family->for_expert_parallelism) {
@@ -64,13 +65,14 @@ std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
              "interleaving on 2 pipeline ranks requires transfers that overlap with compute "
              "(--overlap-p2p-communication)");
   out.unless(point.chunks > 1 || point.pp == 1 || blocks, "without interleaving, its transfers do not overlap");
-  out.unless(model.projection_bias == model.mlp_bias && (model.qkv_bias || !model.projection_bias),
-             "its linear layers have biases all together, except for queries, keys and values");
   out.unless(model.mtp_layers == 0 || model.positions == 0,
              "its multi-token prediction does not support learned positions");
   const int stages = point.pp * point.chunks;
   out.unless(model.mtp_layers == 0 || point.mtp_stage == kLastStage || point.mtp_stage + 1 == stages || point.pp > 2,
              "its multi-token prediction cannot be on the first pipeline rank");
+  out.unless(model.mtp_layers == 0 || point.mtp_stage == kLastStage || point.mtp_stage + 1 == stages ||
+                 !is_megatron_hybrid(model),
+             "multi-token prediction of its hybrid models is on the last stage");
   out.unless(base.training.zero_stage() < 2, "its arguments are printed for the ZeRO stages 0 and 1 only");
   return out.take();
 }
@@ -348,19 +350,23 @@ std::string megatron_line(const Scenario& base, const PlanSpace& space, const Pl
   return megatron_arguments(scenario_of(base, space, point));
 }
 
-// The reason of `refused_by`, which is for transformers.
+// The reason of `refused_by`.
 template <auto refused_by>
 std::string refusal_of(const Scenario& base, const PlanPoint& point) {
   if (base.training.lora_rank > 0) return "LoRA is not printed for it";
   if (base.documents) return "documents of different length are not printed for it";
   if (base.training.forward_only()) return "work without a backward is not printed for it";
-  return base.model->flat ? refused_by(base, point) : "layers other than a transformer's are not printed for it";
+  return refused_by(base, point);
 }
 
-constexpr Framework kFrameworks[] = {{"megatron", "Megatron-LM", refusal_of<refused_by_megatron>, megatron_line},
-                                     {"torchtitan", "torchtitan", refusal_of<refused_by_torchtitan>, torchtitan_toml},
-                                     {"deepspeed", "DeepSpeed", refusal_of<refused_by_deepspeed>, deepspeed_arguments},
-                                     {"sluice", "sluice", refusal_of<refused_by_sluice>, sluice_arguments}};
+// What frameworks for transformers do not have of a model.
+std::string transformer_lacks(const Model& model) { return model.flat ? "" : "a layer other than a transformer's"; }
+
+constexpr Framework kFrameworks[] = {
+    {"megatron", "Megatron-LM", megatron_lacks, refusal_of<refused_by_megatron>, megatron_line},
+    {"torchtitan", "torchtitan", transformer_lacks, refusal_of<refused_by_torchtitan>, torchtitan_toml},
+    {"deepspeed", "DeepSpeed", transformer_lacks, refusal_of<refused_by_deepspeed>, deepspeed_arguments},
+    {"sluice", "sluice", transformer_lacks, refusal_of<refused_by_sluice>, sluice_arguments}};
 
 // A configuration without any parallelism, which every framework runs.
 PlanPoint plainest() {
@@ -386,11 +392,14 @@ const Framework* find_framework(const std::string& name) {
 }
 
 void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
-  const auto refused = [&](const PlanPoint& point) { return framework.refusal(base, point); };
+  const auto refused = [&](const PlanPoint& point) { return framework.refusal_of_point(base, point); };
   const auto fail = [&](const std::string& what, const std::string& reason) {
     throw InputError(fmt::format("--runs-on {}: {}: {}", framework.name, what, reason));
   };
   if (!base.model) return;  // enumerating reports it
+  if (const std::string lacks = framework.lacks(*base.model); !lacks.empty()) {
+    throw InputError(fmt::format("--runs-on {}: {}: {} is not supported", framework.name, base.model->name, lacks));
+  }
   if (const std::string reason = refused(plainest()); !reason.empty()) fail("the scenario", reason);
   space.megatron_transfers = framework.name == "megatron";
   space.base_transfers = !space.megatron_transfers;
@@ -449,7 +458,7 @@ void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
     }
   }
   space.refusal = [base, &framework](const PlanPoint& point) {
-    const std::string reason = framework.refusal(base, point);
+    const std::string reason = framework.refusal_of_point(base, point);
     return reason.empty() ? reason : fmt::format("--runs-on {}: {}", framework.name, reason);
   };
 }

@@ -12,10 +12,18 @@ namespace sluice::tools {
 struct Framework {
   std::string_view name;   // of --runs-on
   std::string_view title;  // as people write it
-  // Returns the reason why it does not run a configuration of the scenario; "" if it does.
-  std::string (*refusal)(const Scenario& base, const PlanPoint& point);
+  // Returns what it does not have of a model; "" if it has all.
+  std::string (*lacks)(const Model& model);
+  // Returns the reason why it does not run a configuration of a model that it has; "" if it does.
+  std::string (*refusal_of_point)(const Scenario& base, const PlanPoint& point);
   // Returns its command line or configuration file in full.
   std::string (*configuration)(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
+
+  // Returns the reason why it does not run a configuration of any model; "" if it does.
+  std::string refusal(const Scenario& base, const PlanPoint& point) const {
+    const std::string what = lacks(*base.model);
+    return what.empty() ? refusal_of_point(base, point) : what + " is not printed for it";
+  }
 };
 
 std::span<const Framework> all_frameworks();

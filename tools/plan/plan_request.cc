@@ -274,8 +274,10 @@ Plan plan_of(const PlanRequest& request, const nlohmann::json& document) {
   const Framework* const framework = framework_of(request);
   open_space(framework, base, document, space);
   if (framework != nullptr) restrict_to(*framework, base, space);
-  const auto runs_on_megatron = [base](const PlanPoint& point) {
-    return find_framework("megatron")->refusal(base, point).empty();
+  const Framework* const megatron_lm = find_framework("megatron");
+  const bool has_model = base.model && megatron_lm->lacks(*base.model).empty();
+  const auto runs_on_megatron = [base, megatron_lm, has_model](const PlanPoint& point) {
+    return has_model && megatron_lm->refusal_of_point(base, point).empty();
   };
   const int keep = std::max(request.top, kCandidates * request.shortlist);
   return Plan(std::move(base), std::move(space), keep, request.everything, runs_on_megatron);

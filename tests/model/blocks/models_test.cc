@@ -1,5 +1,6 @@
 // The models of the catalogue as layers made of blocks.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 
 #include "model/blocks/attention.h"
 #include "model/blocks/attention_core.h"
+#include "model/blocks/latent_attention.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
 #include "model/blocks/scan.h"
@@ -98,6 +100,21 @@ TEST(Models, GptOssHasWindowsInEveryOtherLayer) {
   }
 }
 
+// The workspace of a backward is that of the last layer of its stage, in whatever order the kinds of layers are listed.
+TEST(Models, MemoryDoesNotDependOnTheOrderOfKinds) {
+  const auto workspace = [](const std::string& attention, const std::string& mlp) {
+    const Model model = parse_model(R"({"hidden_size": 1024, "vocab_size": 1024, "kinds": {")" + attention +
+                                        R"(": [{"block": "attention", "heads": 8}], ")" + mlp +
+                                        R"(": [{"block": "mlp", "width": 16384}]}, "layers": [")" + attention +
+                                        R"(", ")" + mlp + R"("]})",
+                                    "m.json");
+    const TransformerFootprint footprint(model, {.sequence_length = 1024}, split_layers(model, 1, {}, 0, 0));
+    return footprint.slice(0, {.sequences = 1, .slice_lengths = {1024}}, 0).gradients_to_weight_gradient +
+           footprint.slice(0, {.sequences = 1, .slice_lengths = {1024}}, 0).backward_workspace;
+  };
+  EXPECT_EQ(workspace("a", "b"), workspace("b", "a"));
+}
+
 // transformers_parameters.py writes the file.
 TEST(Models, HaveTheParametersOfTransformers) {
   const std::string path = std::string(SLUICE_SOURCE_DIR) + "/tests/model/blocks/transformers_parameters.json";
@@ -114,18 +131,39 @@ TEST(Models, HaveTheParametersOfTransformers) {
 }
 
 // Keys that transformers' class has a value for may be missing: Gemma 3's published configs have neither heads nor
-// words.
+// words. Any key of the file above that is left out has the value of the class, which its first line of a type has, or
+// is named as missing.
 TEST(Models, MissingKeysHaveTheValuesOfTransformers) {
-  const auto parameters_of = [](const std::string& keys) {
-    return parameters(parse_model(
-        R"({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34)" +
-            keys + "}",
-        "m.json"));
-  };
-  EXPECT_EQ(parameters_of(""), parameters(named("gemma-3-4b")));
-  EXPECT_EQ(parameters_of(R"(, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4)"),
-            parameters_of(""));
-  EXPECT_NE(parameters_of(R"(, "head_dim": 128)"), parameters_of(""));
+  const std::string path = std::string(SLUICE_SOURCE_DIR) + "/tests/model/blocks/transformers_parameters.json";
+  std::istringstream lines(read_file(path, 1 << 24));
+  std::set<std::string> types;
+  int same = 0;
+  for (std::string line; std::getline(lines, line);) {
+    Json config = parse_json(line, path).at("config");
+    // Layers of multi-token prediction are no part of transformers' models.
+    if (!types.insert(config.at("model_type")).second) continue;
+    Json& text = config.contains("text_config") ? config.at("text_config") : config;
+    const Model whole = parse_model(config.dump(), "m.json");
+    const Json keys = text;
+    for (const auto& [key, value] : keys.items()) {
+      if (key == "model_type" || key == "num_nextn_predict_layers") continue;
+      SCOPED_TRACE(fmt::format("{} without {}", config.at("model_type").dump(), key));
+      text.erase(key);
+      try {
+        const Model read = parse_model(config.dump(), "m.json");
+        EXPECT_EQ(parameters(read), parameters(whole));
+        EXPECT_EQ(active_parameters(read), active_parameters(whole));
+        const SliceFlops flops = slice_flops(read, 1 << 14, 0);
+        EXPECT_EQ(flops.matrices, slice_flops(whole, 1 << 14, 0).matrices);
+        EXPECT_EQ(flops.attention, slice_flops(whole, 1 << 14, 0).attention);
+        ++same;
+      } catch (const InputError& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("is missing"));
+      }
+      text[key] = value;
+    }
+  }
+  EXPECT_GT(same, 500);
 }
 
 // A window of a type that otherwise is a transformer makes it a list of layers; what is not modeled is refused by name.
@@ -163,6 +201,11 @@ TEST(Models, KeysThatMatterAreReadOrRefused) {
   // Falcon 11B has one norm of 2 x 64 less per layer than 40B, here of four.
   const std::string falcon = R"("model_type": "falcon", "new_decoder_architecture": true, "num_kv_heads": 2)";
   EXPECT_EQ(parameters(read(falcon)) - parameters(read(falcon + R"(, "num_ln_in_parallel_attn": 1)")), 4 * 2 * 64);
+  EXPECT_THAT(error_of(R"("model_type": "phi", "qk_layernorm": true)"),
+              testing::HasSubstr("/qk_layernorm: expected false"));
+  EXPECT_THAT(error_of(R"("model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64,
+                          "add_cross_attention": true)"),
+              testing::HasSubstr("/add_cross_attention: expected false"));
   EXPECT_THAT(error_of(R"("model_type": "falcon_h1", "mamba_conv_bias": false)"),
               testing::HasSubstr("/mamba_conv_bias: expected true"));
 }
@@ -190,6 +233,54 @@ TEST(Models, UnknownTypesGetASuggestion) {
       "new.json");
   EXPECT_EQ(omni.layers, 2);
   EXPECT_EQ(omni.left_out, "what is not in llm_config");
+}
+
+// As in transformers' modules.
+TEST(Models, HybridModelsHaveNoRotaryEmbeddings) {
+  const auto rotates = [](const Model& model) {
+    return model.any_block([](const Block& block) {
+      const auto* const attention = dynamic_cast<const Attention*>(&block);
+      const auto* const latent = dynamic_cast<const LatentAttentionBlock*>(&block);
+      return (attention != nullptr && attention->options().rotary) || (latent != nullptr && latent->options().rotary);
+    });
+  };
+  EXPECT_FALSE(rotates(named("nemotron-3-super")));
+  EXPECT_FALSE(rotates(named("kimi-k3")));
+  EXPECT_TRUE(rotates(named("qwen3-next-80b-a3b")));
+  const std::string granite =
+      R"({"model_type": "granitemoehybrid", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+          "intermediate_size": 128, "vocab_size": 256, "mamba_d_head": 1, "layer_types": ["linear_attention", "attention"])";
+  EXPECT_FALSE(rotates(parse_model(granite + "}", "m.json")));
+  EXPECT_TRUE(rotates(parse_model(granite + R"(, "position_embedding_type": "rope"})", "m.json")));
+}
+
+// Counted on the modules of transformers 5.24.0; Qwen3.8 27B's is on its card.
+TEST(Models, EncodersThatAreLeftOutHaveTheirParameters) {
+  const auto left_out = [](const std::string& type, const std::string& vision) {
+    return parse_model(R"({"model_type": ")" + type +
+                           R"(", "text_config": {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
+                   "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}, "vision_config": )" +
+                           vision + "}",
+                       "m.json")
+        .left_out;
+  };
+  const std::string qwen = R"("depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
+      "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304, "out_hidden_size": )";
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "qwen3_5", )" + qwen + "5120}"),
+            "its vision encoder (460730096 parameters)");
+  EXPECT_EQ(
+      left_out("new_vl", R"({"model_type": "qwen3_vl", "deepstack_visual_indexes": [8, 16, 24], )" + qwen + "4096}"),
+      "its vision encoder (576388336 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+                                   "num_hidden_layers": 27, "image_size": 896, "patch_size": 14})"),
+            "its vision encoder (416866032 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "clip_vision_model", "hidden_size": 768, "intermediate_size": 3072,
+                                   "num_hidden_layers": 12, "image_size": 224, "patch_size": 32})"),
+            "its vision encoder (87456000 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096,
+                                   "num_hidden_layers": 24, "image_size": 1024, "patch_size": 16})"),
+            "its vision encoder (403489792 parameters)");
+  EXPECT_EQ(left_out("new_vl", R"({"model_type": "another", "hidden_size": 1024})"), "its vision encoder");
 }
 
 // Products of sizes are bounded, and lists may be too short.

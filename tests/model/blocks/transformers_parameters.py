@@ -36,7 +36,7 @@ VARIANTS = {
         {"layer_types": (["conv"] * 3 + ["full_attention"]) * 8},
         {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
     ],
-    "mimo_v2_flash": [{"num_hidden_layers": 8, "attention_bias": True}],
+    "mimo_v2_flash": [{"num_hidden_layers": 8, "attention_bias": True}, {"num_hidden_layers": 8, "num_key_value_heads": 8}],
     "phimoe": [{"lm_head_bias": True}],
     "qwen2_moe": [{"decoder_sparse_step": 2}, {"num_hidden_layers": 6, "mlp_only_layers": [3]}],
     "qwen3_moe": [{"decoder_sparse_step": 2}],

@@ -148,19 +148,18 @@ TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
             "model.json: /moe_shared_expert_intermediate_size: requires disable_bias_linear, got 32");
 }
 
-TEST(HuggingFaceExperts, MissingKeysAreNamed) {
+TEST(HuggingFaceExperts, WrongKeysAreNamed) {
   const auto error = [](const std::string& type, const std::string& more) {
     return error_of([&] {
       from_text("{\"model_type\": \"" + type + R"(", "num_hidden_layers": 2, "hidden_size": 64,
-          "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100)" +
+          "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 100)" +
                 more + "}");
     });
   };
-  EXPECT_EQ(error("mixtral", ""), "model.json: /num_local_experts: required key is missing");
-  EXPECT_EQ(error("mixtral", R"(, "num_local_experts": 8)"),
-            "model.json: /num_experts_per_tok: required key is missing");
+  EXPECT_EQ(error("deepseek_v2", ""), "model.json: /num_experts_per_tok: required key is missing");
+  // The value of transformers' class, which two layers do not have.
   EXPECT_EQ(error("deepseek_v3", R"(, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8)"),
-            "model.json: /first_k_dense_replace: required key is missing");
+            "model.json: /first_k_dense_replace: expected a whole number from 0 to 1, got 3");
   EXPECT_EQ(error("qwen3_moe", R"(, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
                   "decoder_sparse_step": 2)"),
             "model: a test: layers of this kind is not supported");

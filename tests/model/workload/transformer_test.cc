@@ -97,7 +97,7 @@ TEST(HuggingFace, ErrorsNameFileAndKey) {
                   "num_attention_heads": 4, "num_key_value_heads": 3})");
             }),
             "config.json: /num_key_value_heads: expected a divisor of the attention heads, got 3");
-  EXPECT_EQ(error_of([] { read_hf_config("/no/such/config.json"); }),
+  EXPECT_EQ(error_of([] { (void)read_model("/no/such/config.json"); }),
             "/no/such/config.json: cannot open: No such file or directory");
 }
 
