@@ -271,8 +271,9 @@ class HfConfig {
       out.core.window = size_of({"sliding_window", "sliding_window_size"});
       if (r_.has("swa_num_attention_heads")) out.core.heads = size("swa_num_attention_heads");
       // MiMo's windows have twice as many heads of keys.
-      out.core.kv_heads = static_cast<int>(r_.integer_or("swa_num_key_value_heads", 1, kMostModelSize,
-                                                         (type_.name == "mimo_v2_flash" ? 2 : 1) * kv_heads_));
+      out.core.kv_heads =
+          static_cast<int>(r_.integer_or("swa_num_key_value_heads", 1, kMostModelSize,
+                                         std::int64_t{type_.name == "mimo_v2_flash" ? 2 : 1} * kv_heads_));
       out.core.head_dim = size_or("swa_head_dim", out.core.head_dim);
       if (r_.has("attention_other_setting")) {  // Step 3.5
         JsonReader other = r_.at("attention_other_setting");

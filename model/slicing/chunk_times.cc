@@ -83,12 +83,12 @@ ChunkTimes fit_chunk_times(const std::vector<MeasuredChunk>& chunks, const std::
 }
 
 std::vector<MeasuredChunk> parse_chunks(std::string_view text, const std::string& source, int cells) {
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
+  constexpr std::int64_t kLongest = std::int64_t{1} << 31;
   const CsvTable table(text, source);
   std::vector<MeasuredChunk> out;
   for (int row = 0; row < table.num_rows(); ++row) {
-    MeasuredChunk chunk{.tokens = table.integer(row, "tokens", 1, kMostTokens),
-                        .context = table.integer(row, "context", 0, kMostTokens),
+    MeasuredChunk chunk{.tokens = table.integer(row, "tokens", 1, kLongest),
+                        .context = table.integer(row, "context", 0, kLongest),
                         .seconds = table.number(row, "seconds", 1e-9, 1e6)};
     if (table.has("ranks")) chunk.seconds *= static_cast<double>(table.integer(row, "ranks", 1, 1 << 20)) / cells;
     out.push_back(chunk);
