@@ -41,7 +41,14 @@ class LayerReader : MegatronValues {
   bool flag(const char* key) const { return model_.value(key, false); }
   bool biases() const { return !flag("disable_bias_linear"); }
   bool latent() const { return flag("multi_latent_attention"); }
-  bool sinks() const { return word("softmax-type") == "learnable"; }
+  // The softmax that is off by one has a constant in place of the learned sinks: no parameters, and no other kernels.
+  bool sinks() const {
+    const std::string type = has("softmax-type") ? word("softmax-type") : "vanilla";
+    if (type != "vanilla" && type != "off-by-one" && type != "learnable") {
+      fail("softmax-type", fmt::format("expected vanilla, off-by-one or learnable, got '{}'", type));
+    }
+    return type == "learnable";
+  }
   std::int64_t required(const char* name) const {
     if (!has(name)) fail(name, "required");
     return *positive(name);

@@ -150,6 +150,8 @@ TEST(MegatronLayers, WhatIsNotModeledIsNamed) {
   EXPECT_THAT(error_of(kGpt + "--window-size 127,3"), HasSubstr("--window-size: expected 0 keys after a query"));
   EXPECT_THAT(error_of(kGpt + "--window-size 127,0 --window-attn-skip-freq [1,0]"),
               HasSubstr("--window-attn-skip-freq: expected one number per layer, 8"));
+  EXPECT_THAT(error_of(kGpt + "--softmax-type learned"),
+              HasSubstr("--softmax-type: expected vanilla, off-by-one or learnable, got 'learned'"));
   EXPECT_THAT(error_of(kGpt + "--experimental-attention-variant dsv4_hybrid"),
               HasSubstr("expected gated_delta_net or dsa, got 'dsv4_hybrid'"));
   EXPECT_THAT(error_of(kGpt + "--experimental-attention-variant dsa"), HasSubstr("requires --multi-latent-attention"));
