@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools/test.sh [--all]: installs what the build needs, builds the release preset and runs its tests. On a bare Debian 12
-# machine this is all that is needed. With --all, exhaustive tests try all their cases, which takes a third longer.
+# machine this is all that is needed. With --all, exhaustive tests try all their cases, which takes some minutes longer.
 # SLUICE_JOBS sets the number of concurrent jobs (default: the number of cores). tools/check.sh has the deeper checks.
 set -uo pipefail
 cd "$(dirname "$0")/.."

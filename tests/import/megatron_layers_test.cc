@@ -12,7 +12,7 @@
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
-#include "model/errors.h"
+#include "tests/support/errors.h"
 
 namespace sluice::test {
 namespace {
@@ -37,6 +37,10 @@ Model model_of(const std::string& arguments) {
   return parse_model(imported.scenario.at("model").dump(), "model");
 }
 
+std::string error_of_layers(const std::string& arguments) {
+  return error_from([&] { import_megatron_line(arguments, "line"); });
+}
+
 TEST(MegatronLayers, PatternsAreLayersOfBlocks) {
   const Model model = model_of(nano_arguments("MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 52));
   for (const CatalogueFile& file : model_files()) {
@@ -55,19 +59,12 @@ TEST(MegatronLayers, PatternsAreLayersOfBlocks) {
 }
 
 TEST(MegatronLayers, ErrorsNameTheArgument) {
-  const auto error_of = [](const std::string& arguments) -> std::string {
-    try {
-      import_megatron_line(arguments, "line");
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "no error";
-  };
-  EXPECT_THAT(error_of(nano_arguments("MX", 2)),
+  EXPECT_THAT(error_of_layers(nano_arguments("MX", 2)),
               HasSubstr("--hybrid-override-pattern: expected M, G, *, +, D, - and E, got 'X'"));
-  EXPECT_THAT(error_of(nano_arguments("ME", 3)), HasSubstr("has 2 layers, not the 3 of --num-layers"));
-  EXPECT_THAT(error_of("--hybrid-override-pattern E --hidden-size 8 --num-attention-heads 2 --vocab-size 64 --bf16"),
-              HasSubstr("--num-experts: required for layers of experts (E)"));
+  EXPECT_THAT(error_of_layers(nano_arguments("ME", 3)), HasSubstr("has 2 layers, not the 3 of --num-layers"));
+  EXPECT_THAT(
+      error_of_layers("--hybrid-override-pattern E --hidden-size 8 --num-attention-heads 2 --vocab-size 64 --bf16"),
+      HasSubstr("--num-experts: required for layers of experts (E)"));
 }
 
 const std::string kGpt =
@@ -139,25 +136,18 @@ TEST(MegatronLayers, WhatIsNotModeledIsNamed) {
               testing::ElementsAre("line: unknown arguments: --num-residual-streams, --mtp-use-repeated-layer"));
   EXPECT_THAT(notes_of(kGpt + "--multi-latent-attention"),
               testing::ElementsAre(HasSubstr("latents without a norm (no --qk-layernorm)")));
-  const auto error_of = [](const std::string& arguments) -> std::string {
-    try {
-      import_megatron_line(arguments, "line");
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "no error";
-  };
-  EXPECT_THAT(error_of(kGpt + "--window-size 127,3"), HasSubstr("--window-size: expected 0 keys after a query"));
-  EXPECT_THAT(error_of(kGpt + "--window-size 127,0 --window-attn-skip-freq [1,0]"),
+  EXPECT_THAT(error_of_layers(kGpt + "--window-size 127,3"), HasSubstr("--window-size: expected 0 keys after a query"));
+  EXPECT_THAT(error_of_layers(kGpt + "--window-size 127,0 --window-attn-skip-freq [1,0]"),
               HasSubstr("--window-attn-skip-freq: expected one number per layer, 8"));
-  EXPECT_THAT(error_of(kGpt + "--softmax-type learned"),
+  EXPECT_THAT(error_of_layers(kGpt + "--softmax-type learned"),
               HasSubstr("--softmax-type: expected vanilla, off-by-one or learnable, got 'learned'"));
-  EXPECT_THAT(error_of(kGpt + "--experimental-attention-variant dsv4_hybrid"),
+  EXPECT_THAT(error_of_layers(kGpt + "--experimental-attention-variant dsv4_hybrid"),
               HasSubstr("expected gated_delta_net or dsa, got 'dsv4_hybrid'"));
-  EXPECT_THAT(error_of(kGpt + "--experimental-attention-variant dsa"), HasSubstr("requires --multi-latent-attention"));
-  EXPECT_THAT(error_of(kLatents + "--experimental-attention-variant dsa"),
+  EXPECT_THAT(error_of_layers(kGpt + "--experimental-attention-variant dsa"),
+              HasSubstr("requires --multi-latent-attention"));
+  EXPECT_THAT(error_of_layers(kLatents + "--experimental-attention-variant dsa"),
               HasSubstr("--dsa-indexer-n-heads: required"));
-  EXPECT_THAT(error_of(nano_arguments("M|E*", 3) + " --pipeline-model-parallel-size 3"),
+  EXPECT_THAT(error_of_layers(nano_arguments("M|E*", 3) + " --pipeline-model-parallel-size 3"),
               HasSubstr("expected a divisor of the pattern's 2 stages"));
 }
 
