@@ -65,13 +65,14 @@ void add_layers(const Scenario& scenario, Arguments& out) {
     if (last > 0) out.add("--decoder-last-pipeline-num-layers", last);
   } else {
     std::vector<int> counts;
-    for (const StageContents& stage :
-         split_layers(*scenario.model, stages, scenario.stage_layers, first, last, scenario.mtp_stage)) {
+    for (const StageContents& stage : split_layers(*scenario.model, stages, scenario.stage_layers, first, last,
+                                                   scenario.mtp_stage, scenario.predictions)) {
       counts.push_back(stage.layers);
     }
     out.add(hybrid ? "--hybrid-layer-pattern" : "--pipeline-model-parallel-layout",
             fmt::format("'{}'", hybrid ? megatron_pattern(*scenario.model, counts)
-                                       : layout_of(counts, scenario.model->mtp_layers, scenario.mtp_stage)));
+                                       : layout_of(counts, scenario.model->mtp_layers, scenario.mtp_stage,
+                                                   scenario.predictions)));
     if (hybrid) out.add("--spec", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec");
   }
 }

@@ -11,6 +11,7 @@
 #include "model/blocks/layer.h"
 #include "model/blocks/stage_kernels.h"
 #include "model/errors.h"
+#include "model/to_size.h"
 
 namespace sluice::model {
 namespace {
@@ -73,19 +74,41 @@ std::vector<int> layer_counts(const Model& model, int num_stages, std::span<cons
   return counts;
 }
 
-// Places the layers of multi-token prediction on `stage`.
-void place_predictions(const Model& model, int stage, std::vector<StageContents>& stages) {
-  const int last = static_cast<int>(stages.size()) - 1;
-  if (stage < 0 || stage > last) {
-    throw InputError(fmt::format("multi-token prediction is on stage {}, but there are {}", stage, last + 1));
+// Places the layers of multi-token prediction, and the losses, on stages.
+void place_predictions(std::span<const Predictions> predictions, std::vector<StageContents>& stages) {
+  if (predictions.size() != stages.size()) {
+    throw InputError(fmt::format("multi-token prediction is laid out for {} stages, but there are {}",
+                                 predictions.size(), stages.size()));
   }
-  for (int after = stage + 1; after <= last; ++after) {
-    if (stages[after].layers == 0) continue;
-    throw InputError(fmt::format("stage {} has {} layers after the multi-token prediction of stage {}", after,
-                                 stages[after].layers, stage));
+  const bool tied = stages.back().tied_copy;
+  const bool whole =
+      std::all_of(predictions.begin(), predictions.end() - 1, [](const Predictions& of) { return of.losses == 0; });
+  int first = -1;  // with multi-token prediction
+  for (int stage = 0; stage < std::ssize(stages); ++stage) {
+    StageContents& of = stages[to_size(stage)];
+    const auto [layers, losses] = predictions[to_size(stage)];
+    if (first >= 0 && of.layers > 0) {
+      throw InputError(
+          fmt::format("stage {} has {} layers after the multi-token prediction of stage {}", stage, of.layers, first));
+    }
+    if (first < 0 && layers > 0) first = stage;
+    of.mtp_layers = layers;
+    of.head = losses > 0;
+    of.losses = whole ? 0 : losses;
+    of.tied_copy = of.head && tied && !of.embedding;
+    of.mtp_embedding = layers > 0 && !of.embedding && !of.tied_copy;
   }
-  stages[stage].mtp_layers = model.mtp_layers;
-  stages[stage].mtp_embedding = !stages[stage].embedding && !stages[stage].tied_copy;
+}
+
+// All layers of multi-token prediction on `stage`, and the losses on the last one.
+std::vector<Predictions> predictions_on(int stage, int layers, int num_stages) {
+  if (stage < 0 || stage >= num_stages) {
+    throw InputError(fmt::format("multi-token prediction is on stage {}, but there are {}", stage, num_stages));
+  }
+  std::vector<Predictions> out(to_size(num_stages));
+  out[to_size(stage)].layers = layers;
+  out.back().losses = 1 + layers;
+  return out;
 }
 
 void check_experts(const Model& model, const Training& training) {
@@ -195,7 +218,8 @@ StageContents layers_from(const Model& model, int first, int layers) {
 }
 
 std::vector<StageContents> split_layers(const Model& model, int num_stages, std::span<const int> explicit_layers,
-                                        int first_layers, int last_layers, int mtp_stage) {
+                                        int first_layers, int last_layers, int mtp_stage,
+                                        std::span<const Predictions> predictions) {
   if (num_stages < 1) throw InputError(fmt::format("expected at least one stage, got {}", num_stages));
   std::vector<StageContents> stages;
   int first = 0;
@@ -206,8 +230,25 @@ std::vector<StageContents> split_layers(const Model& model, int num_stages, std:
   stages.front().embedding = true;
   stages.back().head = true;
   stages.back().tied_copy = model.tied_embeddings && num_stages > 1;
-  if (model.mtp_layers > 0) place_predictions(model, mtp_stage == kLastStage ? num_stages - 1 : mtp_stage, stages);
+  if (model.mtp_layers == 0) return stages;
+  const int last = num_stages - 1;
+  place_predictions(predictions.empty()
+                        ? predictions_on(mtp_stage == kLastStage ? last : mtp_stage, model.mtp_layers, num_stages)
+                        : std::vector<Predictions>(predictions.begin(), predictions.end()),
+                    stages);
   return stages;
+}
+
+int losses_of(const Model& model, const StageContents& contents) {
+  return !contents.head ? 0 : contents.losses > 0 ? contents.losses : 1 + model.mtp_layers;
+}
+
+int hidden_states_after(const Model& model, std::span<const StageContents> stages, int stage) {
+  const StageContents& last = stages[to_size(stage)];
+  if (last.head && last.losses == 0) return 0;
+  int count = 1;
+  for (const StageContents& of : stages.first(to_size(stage + 1))) count += of.mtp_layers - of.losses;
+  return std::min(count, 1 + model.mtp_layers);
 }
 
 KindCounts layers_by_kind(const Model& model, const StageContents& contents) {

@@ -17,9 +17,15 @@ namespace sluice::model {
 // not set; Megatron's decoder-first- and decoder-last-pipeline-num-layers) and the other layers are distributed evenly;
 // the remainder goes to stages away from the outer ones, which have embedding and head. Throws InputError if there are
 // more stages than layers, or the numbers do not add up to the model's. Layers of multi-token prediction are on stage
-// `mtp_stage` (kLastStage: the last), after which no stage may have other layers.
+// `mtp_stage` (kLastStage: the last), after which no stage may have other layers, or, with the losses, where
+// `predictions` has them for each stage, if not empty.
 std::vector<StageContents> split_layers(const Model& model, int num_stages, std::span<const int> explicit_layers,
-                                        int first_layers, int last_layers, int mtp_stage = kLastStage);
+                                        int first_layers, int last_layers, int mtp_stage = kLastStage,
+                                        std::span<const Predictions> predictions = {});
+
+// Number of hidden states whose loss a stage computes, and that are sent from stage `stage` to the next one.
+int losses_of(const Model& model, const StageContents& contents);
+int hidden_states_after(const Model& model, std::span<const StageContents> stages, int stage);
 
 // Returns the contents of a stage with `layers` layers from `first` on, and nothing else.
 StageContents layers_from(const Model& model, int first, int layers);

@@ -267,7 +267,8 @@ std::int64_t TransformerFootprint::unit_bytes(const StageContents& held) const {
 std::int64_t TransformerFootprint::tied_embedding_bytes() const {
   const bool copied = std::any_of(stages_.begin(), stages_.end(),
                                   [](const StageContents& held) { return held.tied_copy || held.mtp_embedding; });
-  if (!copied) return 0;
+  const auto heads = std::count_if(stages_.begin(), stages_.end(), [](const StageContents& held) { return held.head; });
+  if (!copied && heads < 2) return 0;
   return padded_vocab(model_, training_.tp) / training_.tp * model_.hidden * training_.gradient_bytes;
 }
 
@@ -286,9 +287,9 @@ LayerTensors TransformerFootprint::tensors_of(int kind, bool predicts, const Sli
 }
 
 template <typename Out>
-void TransformerFootprint::add_head(Out& out, const SliceSize& size) const {
+void TransformerFootprint::add_head(Out& out, const StageContents& held, const SliceSize& size) const {
   const std::int64_t logits = size.rows * (padded_vocab(model_, training_.tp) / training_.tp);
-  const std::int64_t passes = 1 + model_.mtp_layers;
+  const std::int64_t passes = losses_of(model_, held);
   const std::int64_t width = split_width(size);
   out.push_back(
       {&SliceBytes::activations_to_input_gradient, "input of the final norm", "2 n h / s", passes, 2 * width});
@@ -424,34 +425,32 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
         {&SliceBytes::activations_to_input_gradient, "dropout mask of the embedding", "n h / s", 1, split_width(size)});
   }
   if (held.head) {
-    add_head(out, size);
+    add_head(out, held, size);
     add_head_workspace(out, size);
   }
   if (held.vocabulary_ranks > 0) add_vocabulary(out, size);
   add_transfers(out, stage, size);
 }
 
-// After a stage with multi-token prediction, its hidden states follow those of the main model.
+// After a stage with multi-token prediction, its hidden states follow those of the main model. The stages of losses
+// take the last ones.
 template <typename Out>
 void TransformerFootprint::add_transfers(Out& out, int stage, const SliceSize& size) const {
   const StageContents& held = stages_[stage];
   const std::int64_t ranks = training_.splits_transfers() ? training_.tp : 1;
   const std::int64_t boundary = 2 * ((size.rows * model_.boundary_width() + ranks - 1) / ranks);
-  bool predicted = false;
-  for (int before = 0; before < stage; ++before) predicted |= stages_[before].mtp_layers > 0;
-  const std::int64_t passes = 1 + model_.mtp_layers;
-  if (!held.head) {
+  if (const int states = hidden_states_after(model_, stages_, stage); states > 0) {
     if (training_.torch_pipelining) {
       out.push_back({&SliceBytes::kept, "buffers of received gradients", "2 n h / s", 1, boundary});
     }
-    out.push_back({&SliceBytes::transfer_forward, "hidden states sent", "2 n h / s",
-                   predicted || held.mtp_layers > 0 ? passes : 1, boundary});
+    out.push_back({&SliceBytes::transfer_forward, "hidden states sent", "2 n h / s", states, boundary});
   }
   if (!held.embedding) {
     if (training_.torch_pipelining) {
       out.push_back({&SliceBytes::kept, "buffers of received hidden states", "2 n h / s", 1, boundary});
     }
-    out.push_back({&SliceBytes::transfer_backward, "gradients sent", "2 n h / s", predicted ? passes : 1, boundary});
+    out.push_back({&SliceBytes::transfer_backward, "gradients sent", "2 n h / s",
+                   hidden_states_after(model_, stages_, stage - 1), boundary});
   }
 }
 

@@ -58,7 +58,7 @@ class TransformerFootprint : public Footprint {
   template <typename Out>
   void add_forward_only(Out& out, int stage, const SliceSize& size) const;
   template <typename Out>
-  void add_head(Out& out, const SliceSize& size) const;
+  void add_head(Out& out, const StageContents& held, const SliceSize& size) const;
   template <typename Out>
   void add_vocabulary(Out& out, const SliceSize& size) const;
   template <typename Out>

@@ -601,7 +601,7 @@ std::vector<KernelPart> AnalyticCost::parts_of(OpKind kind, int stage, const Sli
   if (held.mtp_layers > 0) {
     add(Kind::mtp_layer, "MTP layer", held.mtp_layers, mtp_kernels(model_, training_, kind, slice));
   }
-  if (held.head) add(Kind::head, "head", 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice));
+  if (held.head) add(Kind::head, "head", losses_of(model_, held), head_kernels(model_, training_, kind, slice));
   set_launches(training_, software_, out);
   add_sharding(kind, stage, slice, out);
   return out;

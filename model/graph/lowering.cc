@@ -37,6 +37,7 @@ class Lowering {
         communicates_(schedule.has_communication()),
         data_(std::make_unique<OpGraph::Data>()) {
     check_options(schedule, options);
+    for (std::vector<int>& stages : shared_weights(schedule, options)) shared_.push_back({std::move(stages)});
     if (communicates_) check_communication_order(schedule);
     data_->schedule = &schedule;
     fill_bytes(schedule, options.footprint, *data_);
@@ -89,6 +90,11 @@ class Lowering {
     int steps_done = 0;                        // optimizer steps emitted
     std::vector<std::int64_t> gradients_left;  // by step
     std::vector<VertexId> ready;               // by step: the vertex after which the step may run
+  };
+
+  struct SharedWeight {
+    std::vector<int> stages;
+    int steps = 0;  // of which the gradients are summed
   };
 
   int step_of(int microbatch) const {
@@ -562,45 +568,38 @@ class Lowering {
     needs_ = saved_needs;
   }
 
-  // Whether a stage has the word embedding: the first one, that of a tied head, and that of multi-token prediction.
-  bool has_embedding(int stage) const {
-    return stage == 0 || stage == options_.mtp_stage ||
-           (options_.tied_embedding && stage + 1 == schedule_.num_stages());
-  }
-
-  bool has_all_embeddings(int rank) const {
-    const auto held = schedule_.stages_of(rank);
-    for (const int stage : {0, options_.mtp_stage, options_.tied_embedding ? schedule_.num_stages() - 1 : 0}) {
-      if (stage >= 0 && std::find(held.begin(), held.end(), stage) == held.end()) return false;
-    }
-    return true;
-  }
-
-  // All-reduces the gradient of the embedding that several stages share.
+  // All-reduces the gradients of weights that several stages share.
   void tie(StageState& stage, int step) {
-    const bool shared = options_.mtp_stage > 0 || (options_.tied_embedding && schedule_.num_stages() > 1);
-    if (!shared || !has_embedding(stage.stage) || tied_steps_ > step) return;
+    for (SharedWeight& weight : shared_) {
+      const auto has = [&](int of) { return std::binary_search(weight.stages.begin(), weight.stages.end(), of); };
+      if (!has(stage.stage) || weight.steps > step) continue;
+      tie(weight, stage, step, has);
+    }
+  }
+  template <typename Has>
+  void tie(SharedWeight& weight, const StageState& stage, int step, const Has& has) {
     std::vector<int> ranks;
     std::vector<VertexId> after;
     bool apart = false;  // some rank has one of them without the others
-    for (StageState& other : states_) {
-      if (!has_embedding(other.stage)) continue;
+    for (const StageState& other : states_) {
+      if (!has(other.stage)) continue;
       if (other.ready[step] == kNone) {
         throw ScheduleError(
             fmt::format("deadlock: step {} of stage {} needs the embedding's gradient of stage {}, which comes later",
                         step, stage.stage, other.stage));
       }
-      apart |= !has_all_embeddings(other.rank);
+      const auto held = schedule_.stages_of(other.rank);
+      apart |= std::count_if(held.begin(), held.end(), has) != std::ssize(weight.stages);
       if (std::find(ranks.begin(), ranks.end(), other.rank) == ranks.end()) ranks.push_back(other.rank);
       after.push_back(other.ready[step]);
     }
-    tied_steps_ = step + 1;
-    // Ranks with both ends have one gradient; between replicas it is all-reduced with the rest of the stage.
+    weight.steps = step + 1;
+    // Ranks with all of them have one gradient; between replicas it is all-reduced with the rest of the stage.
     if (!apart) return;
     std::sort(ranks.begin(), ranks.end());
-    const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, ranks, after);
+    const VertexId done = collective(CollectiveKind::tied_embedding, weight.stages.front(), step, ranks, after);
     for (StageState& other : states_) {
-      if (has_embedding(other.stage)) other.ready[step] = done;
+      if (has(other.stage)) other.ready[step] = done;
     }
   }
 
@@ -683,7 +682,7 @@ class Lowering {
   std::vector<VertexId> rest_gathered_;  // the same: the gather of the other buckets, which the second op needs
   std::vector<std::size_t> first_state_;
   std::vector<std::size_t> state_of_;  // by (route, stage)
-  int tied_steps_ = 0;
+  std::vector<SharedWeight> shared_;
 };
 
 }  // namespace

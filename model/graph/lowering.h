@@ -25,8 +25,9 @@ struct LoweringOptions {
   // the reduction (ZeRO 3), instead of one before the first forward and one after the last backward.
   bool sharded_actions = false;
   bool overlap_param_gather = false;  // with gather_parameters and a flush: before the first forward of the stage
-  bool tied_embedding = false;        // the embedding's gradient is all-reduced between the first and the last stage
-  int mtp_stage = -1;                 // this stage shares the embedding with the first one too (multi-token prediction)
+  bool tied_embedding = false;        // the embedding's gradient is all-reduced between the first and the loss stages
+  std::vector<int> mtp_stages;        // these share the embedding with the first one too (multi-token prediction)
+  std::vector<int> loss_stages;       // they share the output layer; empty: the last
   bool global_norm = false;           // every step waits for the norm over all ranks (flush only)
   bool recompute = false;             // a recompute vertex before every B and I
   bool blocking_transfers = false;    // a rank's next op waits until its previous sends have arrived

@@ -1,6 +1,8 @@
 #include "model/graph/lowering_check.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "model/errors.h"
 
@@ -20,11 +22,27 @@ void check_options(const Schedule& schedule, const LoweringOptions& options) {
         ": gathers of parameters before the first forward (overlap_param_gather, zero 3) need a schedule with "
         "a flush");
   }
-  const bool shared = options.tied_embedding || options.mtp_stage > 0;
+  const bool shared = !shared_weights(schedule, options).empty();
   if (schedule.weight_policy() == WeightPolicy::stashed && shared && schedule.num_ranks() > 1) {
     throw InputError(schedule.family() +
                      ": steps after every backward, so embedding and head cannot share a weight across ranks");
   }
+}
+
+std::vector<std::vector<int>> shared_weights(const Schedule& schedule, const LoweringOptions& options) {
+  std::vector<int> heads = options.loss_stages;
+  if (heads.empty()) heads.push_back(schedule.num_stages() - 1);
+  std::vector<int> embedding = options.mtp_stages;
+  embedding.push_back(0);
+  if (options.tied_embedding) {
+    embedding.insert(embedding.end(), heads.begin(), heads.end());
+    heads.clear();
+  }
+  std::sort(embedding.begin(), embedding.end());
+  embedding.erase(std::unique(embedding.begin(), embedding.end()), embedding.end());
+  std::vector<std::vector<int>> out = {std::move(embedding), std::move(heads)};
+  std::erase_if(out, [](const std::vector<int>& stages) { return stages.size() < 2; });
+  return out;
 }
 
 }  // namespace sluice::model

@@ -102,13 +102,13 @@ class KeptBytes : public Footprint {
 
 std::vector<StageContents> split_stages(const Model& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers,
-                                        int mtp_stage) {
+                                        int mtp_stage, std::span<const Predictions> predictions) {
   if (schedule.vocabulary_barriers() > 0 && (model.mtp_layers > 0 || model.layer_embedding > 0)) {
     throw InputError(fmt::format("{}: {} are not modeled with vocabulary passes", schedule.family(),
                                  model.mtp_layers > 0 ? "layers of multi-token prediction" : "embeddings of layers"));
   }
   std::vector<StageContents> stages =
-      split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers, mtp_stage);
+      split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers, mtp_stage, predictions);
   const auto with_first = [&](int stage) {
     return std::all_of(schedule.routes().begin(), schedule.routes().end(), [&](const std::vector<int>& route) {
       const auto& held = schedule.stages_of(route[to_size(stage)]);
@@ -189,7 +189,7 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
   stages_ = with_place(scenario_, place, [&] {
     if (stages != nullptr) return *stages;
     return split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
-                        scenario_.last_stage_layers, scenario_.mtp_stage);
+                        scenario_.last_stage_layers, scenario_.mtp_stage, scenario_.predictions);
   });
   training.deferred_head_gradients = std::min(training.deferred_head_gradients, scenario_.microbatches);
 }
@@ -351,7 +351,8 @@ LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   }
   options.tied_embedding = scenario_.model->tied_embeddings && training.vocabulary_barriers == 0;
   for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-    if (stages_[stage].mtp_layers > 0) options.mtp_stage = static_cast<int>(stage);
+    if (stages_[stage].mtp_layers > 0) options.mtp_stages.push_back(static_cast<int>(stage));
+    if (stages_[stage].head) options.loss_stages.push_back(static_cast<int>(stage));
   }
   const bool flush = policy == WeightPolicy::flush;
   options.global_norm = scenario_.clip_gradients && flush && scenario_.cost != CostKind::uniform;

@@ -20,7 +20,7 @@ namespace sluice::model {
 // has the first one, the head reads that embedding and has no copy. Throws InputError.
 std::vector<StageContents> split_stages(const Model& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers,
-                                        int mtp_stage = kLastStage);
+                                        int mtp_stage = kLastStage, std::span<const Predictions> predictions = {});
 
 // The footprint and the cost model of a scenario, for a schedule. Ranks, microbatches and shapes are those of the
 // schedule.

@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <numeric>
 #include <system_error>
+#include <utility>
 
 #include "model/errors.h"
 #include "model/schedule/schedule.h"
+#include "model/to_size.h"
 
 namespace sluice::model {
 namespace {
@@ -90,63 +94,85 @@ class LayoutReader {
 }  // namespace
 
 PipelineLayout read_layout(std::string_view text) {
-  PipelineLayout out{.layers = {0}};
-  std::vector<int>& layers = out.layers;
+  PipelineLayout out;
+  std::vector<Predictions> predictions;
   int embeddings = 0;
   int losses = 0;
-  const auto stage = [&] { return static_cast<int>(layers.size()) - 1; };
-  const auto fail = [&](const char* rule) { throw InputError(fmt::format("stage {}: {}", stage(), rule)); };
+  int with_loss = 0;  // the last stage that has one
+  const auto stage = [&] { return static_cast<int>(out.layers.size()) - 1; };
+  const auto fail = [](int place, const char* rule) { throw InputError(fmt::format("stage {}: {}", place, rule)); };
+  const auto add_stage = [&] {
+    if (out.layers.size() == kMaxStages) throw InputError(fmt::format("more than {} stages", kMaxStages));
+    out.layers.push_back(0);
+    predictions.emplace_back();
+  };
+  constexpr const char* kLossLast = "expected the loss L at the end of the last stage";
+  add_stage();
   for (const char letter : LayoutReader(text).letters()) {
-    if (losses > 0) fail("expected the loss L at the end of the last stage");
+    if (losses > 0 && letter != 'L' && letter != '|') fail(with_loss, kLossLast);
     switch (letter) {
-      case '|':
-        if (layers.size() == kMaxStages) throw InputError(fmt::format("more than {} stages", kMaxStages));
-        layers.push_back(0);
-        break;
+      case '|': add_stage(); break;
       case 'E':
-        if (layers.size() > 1 || layers.back() > 0 || embeddings > 0 || out.mtp_layers > 0) {
-          fail("expected one embedding E, at the begin of the first stage");
+        if (out.layers.size() > 1 || out.layers.back() > 0 || embeddings > 0 || out.mtp_layers > 0) {
+          fail(stage(), "expected one embedding E, at the begin of the first stage");
         }
         ++embeddings;
         break;
-      case 'L': ++losses; break;
+      case 'L':
+        ++losses;
+        ++predictions.back().losses;
+        with_loss = stage();
+        break;
       case 'm':
-        if (out.mtp_layers > 0 && out.mtp_stage != stage()) fail("expected all multi-token prediction m in one stage");
+        if (out.mtp_layers == 0) out.mtp_stage = stage();
         ++out.mtp_layers;
-        out.mtp_stage = stage();
+        ++predictions.back().layers;
         break;
       default:
-        if (out.mtp_layers > 0) fail("expected transformer layers t before multi-token prediction m");
-        ++layers.back();
+        if (out.mtp_layers > 0) fail(stage(), "expected transformer layers t before multi-token prediction m");
+        ++out.layers.back();
     }
   }
   if (embeddings == 0) throw InputError("expected an embedding E in the first stage");
   if (losses == 0) throw InputError("expected a loss L in the last stage");
+  if (with_loss != stage()) fail(with_loss, kLossLast);
+  if (losses > 1 && losses != 1 + out.mtp_layers) {
+    throw InputError(
+        fmt::format("expected one loss L, or {} for the main model and each m, got {}", 1 + out.mtp_layers, losses));
+  }
+  const bool one_stage = predictions[to_size(out.mtp_stage)].layers == out.mtp_layers;
+  if (losses > 1 && predictions.back().losses == losses) predictions.back().losses = losses = 1;
+  if (!one_stage || losses > 1) {
+    if (losses == 1) predictions.back().losses = 1 + out.mtp_layers;
+    out.predictions = std::move(predictions);
+  }
   return out;
 }
 
-std::string layout_of(std::span<const int> layers, int mtp_layers, int mtp_stage) {
-  std::string out;
+std::string layout_of(std::span<const int> layers, int mtp_layers, int mtp_stage,
+                      std::span<const Predictions> predictions) {
+  std::vector<Predictions> of_stages(predictions.begin(), predictions.end());
+  if (of_stages.empty()) {
+    of_stages.resize(layers.size());
+    of_stages[mtp_stage == kLastStage ? layers.size() - 1 : to_size(mtp_stage)].layers = mtp_layers;
+  }
+  const int all = std::accumulate(of_stages.begin(), of_stages.end(), 0,
+                                  [](int sum, const Predictions& of) { return sum + of.layers; });
+  if (of_stages.back().losses == 0 || of_stages.back().losses == 1 + all) of_stages.back().losses = 1;
   const auto letters = [](char letter, int count) {
     return count == 0 ? std::string() : count == 1 ? std::string(1, letter) : fmt::format("{}*{}", letter, count);
   };
-  const std::size_t with_mtp = mtp_layers == 0           ? layers.size()
-                               : mtp_stage == kLastStage ? layers.size() - 1
-                                                         : static_cast<std::size_t>(mtp_stage);
-  for (std::size_t i = 0; i < layers.size();) {
-    const bool first = i == 0;
-    const bool last = i + 1 == layers.size();
-    if (first || last || i == with_mtp) {
-      out += (first ? "E" : "") + letters('t', layers[i]) + (i == with_mtp ? letters('m', mtp_layers) : "") +
-             (last ? "L" : "|");
-      ++i;
-      continue;
-    }
-    std::size_t end = i;
-    while (end + 1 < layers.size() && end != with_mtp && layers[end] == layers[i]) ++end;
-    const std::string one = letters('t', layers[i]) + "|";
-    out += end - i == 1 ? one : fmt::format("({})*{}", one, end - i);
-    i = end;
+  std::vector<std::string> stages;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    stages.push_back((i == 0 ? "E" : "") + letters('t', layers[i]) + letters('m', of_stages[i].layers) +
+                     letters('L', of_stages[i].losses));
+    if (i + 1 < layers.size()) stages.back() += '|';
+  }
+  std::string out;
+  for (auto begin = stages.begin(); begin != stages.end();) {
+    const auto end = std::find_if(begin, stages.end(), [&](const std::string& other) { return other != *begin; });
+    out += end - begin == 1 ? *begin : fmt::format("({})*{}", *begin, end - begin);
+    begin = end;
   }
   return out;
 }

@@ -123,6 +123,7 @@ class Reading {
     }
     scenario_.stage_layers = std::move(read.layers);
     if (read.mtp_layers > 0) scenario_.mtp_stage = read.mtp_stage;
+    scenario_.predictions = std::move(read.predictions);
     const int stages = static_cast<int>(scenario_.stage_layers.size());
     const int ranks = scenario_.training.pp;
     if (ranks == 0) layout.fail("requires pp");

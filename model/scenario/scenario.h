@@ -41,7 +41,8 @@ struct Scenario {
   std::vector<int> stage_layers;  // explicit, or empty
   int first_stage_layers = 0;
   int last_stage_layers = 0;
-  int mtp_stage = kLastStage;  // of multi-token prediction
+  int mtp_stage = kLastStage;            // of multi-token prediction
+  std::vector<Predictions> predictions;  // by stage, if it or its losses are on several
 
   std::string schedule = "1f1b";  // a family, the path of a schedule file, or kAutomatic
   int chunks = 0;                 // zero: the family's default

@@ -263,6 +263,13 @@ constexpr std::int64_t padded_vocab(std::int64_t vocab, int tp) {
 // Of multi-token prediction: the last stage, whatever their number.
 inline constexpr int kLastStage = -1;
 
+// Of one stage, where several have multi-token prediction or losses.
+struct Predictions {
+  int layers = 0;  // of multi-token prediction
+  int losses = 0;  // of the last of the hidden states that arrive; the others are passed on
+  friend bool operator==(const Predictions&, const Predictions&) = default;
+};
+
 // The part of the model on one stage.
 struct StageContents {
   int layers = 0;
@@ -270,6 +277,7 @@ struct StageContents {
   int first = 0;          // of a model whose layers are not those of a Transformer: see Model::alike
   bool embedding = false;
   bool head = false;
+  int losses = 0;  // with a head: of how many hidden states (0: of the main model and all multi-token predictions)
   // Where the vocabulary is split over all pipeline ranks, whose first stages have a shard of both, instead of these:
   // their number.
   int vocabulary_ranks = 0;

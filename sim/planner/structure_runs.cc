@@ -84,7 +84,7 @@ StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& c
                        options.tied_embedding,     options.global_norm,          options.recompute,
                        options.blocking_transfers, options.overlap_param_gather, options.reduce_gradients,
                        options.reduce_runs,        options.sharded_actions,      options.buckets,
-                       options.mtp_stage};
+                       options.mtp_stages,         options.loss_stages};
   std::unique_ptr<Lowered>& known = of.graphs[key];
   if (!known) {
     options.footprint = nullptr;

@@ -70,7 +70,8 @@ class StructureRuns {
   std::int64_t num_ops() const;                                // of all schedules in memory
 
  private:
-  using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, int>;
+  using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, bool,
+                                std::vector<int>, std::vector<int>>;
   struct Lowered {
     OpGraph graph;
     std::unique_ptr<SteadyState> steady;  // built by the first run

@@ -31,6 +31,8 @@ StateTimes::StateTimes(nlohmann::json document, std::string file, const Scenario
     scenario_.global_batch =
         std::int64_t{scenario_.microbatches} * scenario_.training.dp * scenario_.training.micro_batch;
     scenario_.stage_layers.clear();
+    scenario_.mtp_stage = kLastStage;
+    scenario_.predictions.clear();
   }
   if (policy != RecoveryPolicy::reroute) return;
   setup_ = std::make_unique<Setup>(scenario_);

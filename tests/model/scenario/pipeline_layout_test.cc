@@ -67,6 +67,24 @@ TEST(PipelineLayout, WithMultiTokenPrediction) {
   }
 }
 
+// The examples of Megatron-LM's pull requests 5318 and 5329.
+TEST(PipelineLayout, WithPredictionsAndLossesOnSeveralStages) {
+  const PipelineLayout both = read_layout("E|(t|)*10m|m|m|LL|LL");
+  EXPECT_EQ(both.layers.size(), 16U);
+  EXPECT_EQ(both.mtp_layers, 3);
+  EXPECT_EQ(both.mtp_stage, 11);
+  EXPECT_EQ(both.predictions[13], (Predictions{.layers = 1}));
+  EXPECT_EQ(both.predictions[14], (Predictions{.losses = 2}));
+  EXPECT_EQ(layout_of(both.layers, 3, 11, both.predictions), "E|(t|)*10(m|)*3L*2|L*2");
+  const PipelineLayout one_loss = read_layout("E|(t|)*11m|m|m|L");
+  EXPECT_EQ(one_loss.predictions[15], (Predictions{.losses = 4}));
+  EXPECT_EQ(layout_of(one_loss.layers, 3, 12, one_loss.predictions), "E|(t|)*11(m|)*3L");
+  for (const PipelineLayout& read : {both, one_loss, read_layout("Et|tm*2L|L*2"), read_layout("Etm|mL*3")}) {
+    EXPECT_EQ(read_layout(layout_of(read.layers, read.mtp_layers, read.mtp_stage, read.predictions)), read);
+  }
+  EXPECT_EQ(read_layout("Et|tmLL"), read_layout("Et|tmL"));
+}
+
 TEST(PipelineLayout, IsReadBackAsWritten) {
   for (const Layers& layers : {Layers{4}, Layers{0, 4, 4, 0}, Layers{1, 2, 2, 2, 1}, Layers{3, 4, 4, 1, 0, 4, 2},
                                Layers{0, 0}, Layers(64, 2)}) {
@@ -93,7 +111,10 @@ TEST(PipelineLayout, ErrorsNameThePlace) {
   EXPECT_EQ(error("E(t|)* 99999999999tL"), "position 8: expected a number of at most 100000, got 99999999999");
   EXPECT_EQ(error("EtmtL"), "stage 0: expected transformer layers t before multi-token prediction m");
   EXPECT_EQ(error("Etm|tL"), "stage 1: expected transformer layers t before multi-token prediction m");
-  EXPECT_EQ(error("Et|tm|mL"), "stage 2: expected all multi-token prediction m in one stage");
+  EXPECT_EQ(error("Et|tm|mtL"), "stage 2: expected transformer layers t before multi-token prediction m");
+  EXPECT_EQ(error("Et|tmL|mL"), "stage 1: expected the loss L at the end of the last stage");
+  EXPECT_EQ(error("Et|tm|mL|L"), "expected one loss L, or 3 for the main model and each m, got 2");
+  EXPECT_EQ(error("Et|tLL"), "expected one loss L, or 1 for the main model and each m, got 2");
   EXPECT_EQ(error("mEtL"), "stage 0: expected one embedding E, at the begin of the first stage");
   EXPECT_EQ(error("EtxL"), "position 3: expected E, t, m, L, | or (, got 'x'");
   EXPECT_EQ(error("Et*|L"), "position 4: expected a positive number after *, got '|'");

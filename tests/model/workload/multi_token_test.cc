@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "model/errors.h"
 #include "model/scenario/scenario.h"
 #include "model/scenario/setup.h"
+#include "model/to_size.h"
 #include "sim/engine/predict.h"
 #include "tests/model/workload/models.h"
 
@@ -177,6 +180,64 @@ TEST(MultiTokenPrediction, IsPlacedByALayout) {
     EXPECT_STREQ(error.what(),
                  "test: /parallelism/pipeline_layout: expected as many m as layers for multi-token prediction "
                  "(--mtp-num-layers), 1, not 0, got \"Et*11|t*11|t*10|L\"");
+  }
+}
+
+// Hidden states on each hop, and copies of shared weights, as in Megatron-LM#5318 (pp 8, vpp 2, three predictions).
+TEST(MultiTokenPrediction, IsSpreadOverStages) {
+  const auto setup_of = [](const std::string& layout, bool tied) {
+    const std::string text =
+        R"({"model": {"num_layers": 10, "hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 8192,
+            "mtp_num_layers": 3, "position_embedding_type": "rope", "untie_embeddings_and_output_weights": )" +
+        std::string(tied ? "false" : "true") + R"(}, "cluster": "dgx-h100", "schedule": "interleaved-1f1b",
+            "parallelism": {"pp": 8, "pipeline_layout": ")" +
+        layout + R"("}, "batch": {"microbatches": 8, "sequence_length": 1024}})";
+    return std::make_unique<model::Setup>(scenario_from_json(nlohmann::json::parse(text), "test", ""));
+  };
+  const std::vector<int> hops = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 2};
+  for (const bool tied : {false, true}) {
+    const auto spread = setup_of("E|(t|)*10m|m|m|LL|LL", tied);
+    const auto whole = setup_of("E|(t|)*10|m*3|||L", tied);
+    const MicrobatchShape& shape = spread->schedule().shapes()[0];
+    const auto bytes = [&](const model::Setup& setup, int stage) {
+      return setup.lowering_options().footprint->slice(stage, shape, 0);
+    };
+    const std::int64_t boundary = bytes(*spread, 0).transfer_forward;
+    for (int stage = 0; stage < 15; ++stage) {
+      EXPECT_EQ(bytes(*spread, stage).transfer_forward, hops[to_size(stage)] * boundary) << stage;
+      EXPECT_EQ(bytes(*spread, stage + 1).transfer_backward, hops[to_size(stage)] * boundary) << stage;
+    }
+    EXPECT_EQ(bytes(*spread, 15).transfer_forward, 0);
+    // The same work, on other stages: but for copies of the embedding and of the output layer.
+    const auto sum = [&](const model::Setup& setup, OpKind kind) {
+      double seconds = 0;
+      for (int stage = 0; stage < 16; ++stage) seconds += setup.cost().compute_s(kind, stage, shape, 0);
+      return seconds;
+    };
+    for (const OpKind kind : {OpKind::F, OpKind::B}) {
+      EXPECT_NEAR(sum(*spread, kind), sum(*whole, kind), 1e-9 * sum(*whole, kind));
+    }
+    const auto copies = [&](const model::Setup& setup) {
+      std::int64_t count = 0;
+      for (const StageContents& of : setup.stages())
+        count += stage_parameters_per_device(*setup.scenario().model, 1, of);
+      return count;
+    };
+    // Three predictions with an embedding each instead of one, and two heads instead of one, with a final norm.
+    EXPECT_EQ(copies(*spread) - copies(*whole), 3 * padded_vocab(8192, 1) * 1024 + 2 * 1024) << tied;
+    std::set<std::vector<int>> groups;
+    const OpGraph& graph = spread->graph();
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      if (graph[v].kind != VertexKind::collective) continue;
+      const Collective collective = graph.collective(graph[v]);
+      if (collective.kind != CollectiveKind::tied_embedding) continue;
+      EXPECT_EQ(collective.bytes, padded_vocab(8192, 1) * 1024 * 4);
+      groups.emplace(collective.ranks.begin(), collective.ranks.end());
+    }
+    // Stage s is on rank s mod 8: the embedding with 0, 11, 12 and 13, the output layers on 14 and 15.
+    const std::set<std::vector<int>> expected =
+        tied ? std::set<std::vector<int>>{{0, 3, 4, 5, 6, 7}} : std::set<std::vector<int>>{{0, 3, 4, 5}, {6, 7}};
+    EXPECT_EQ(groups, expected);
   }
 }
 
