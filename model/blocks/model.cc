@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -160,6 +161,26 @@ int Model::alike(int first, int count) const {
   const auto begin = pattern().begin();
   const auto same = std::search(begin, begin + first + count, begin + first, begin + first + count);
   return static_cast<int>(same - begin);
+}
+
+int Model::alike_in_any_order(int first, int count) const {
+  std::array<int, kMostKinds> missing{};  // numbers of layers of each kind, less those from `first` on
+  int different = 0;                      // kinds of which the numbers differ
+  const auto add = [&](int layer, int number) {
+    int& of = missing[pattern()[index_of(layer)]];
+    different += of == 0 ? 1 : of == -number ? -1 : 0;
+    of += number;
+  };
+  for (int layer = 0; layer < count; ++layer) {
+    add(layer, 1);
+    add(first + layer, -1);
+  }
+  int same = 0;
+  for (; different > 0; ++same) {
+    add(same, -1);
+    add(same + count, 1);
+  }
+  return same;
 }
 
 void Model::set_layers(LayerList list) {

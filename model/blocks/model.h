@@ -83,6 +83,8 @@ struct Model {
   // The first layer from which on `count` layers have the same kinds as those from `first` on: so that equal stages are
   // equal.
   int alike(int first, int count) const;
+  // The first layer from which on `count` layers have the kinds of those from `first` on, in any order.
+  int alike_in_any_order(int first, int count) const;
 
   // Sets the layers, and `experts` from them. Throws InputError "NAME: ..." if there are none, more than kMostKinds
   // kinds or 10^14 parameters.

@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <mutex>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 #include "model/blocks/expert_routing.h"
@@ -99,13 +96,18 @@ AnalyticCost::AnalyticCost(Model model, const Training& training, std::vector<St
                     "node file (docs/formats.md, Cluster files)",
                     cluster_.name));
   }
-  if (keeps_layers()) kept_ = std::make_shared<KeptTimes>();
+  if (!training_.gathers_per_op() && !training_.reduces_per_op()) {
+    kept_ = std::make_shared<KeptPrices>();
+    kept_again_ = std::make_shared<KeptPrices>();
+  }
   if (training_.ep > 1) {
     ranks_of_token_ = expected_parts(model_.experts, training_.ep);
     nodes_of_token_ = expected_parts(model_.experts, placement_.expert_group().nodes);
   }
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
+    priced_.push_back(*stage);
+    if (!model_.flat) priced_.back().first = model_.alike_in_any_order(stage->first, stage->layers);
   }
 }
 
@@ -199,21 +201,6 @@ double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
   return seconds;
 }
 
-// By kind of op, recomputation, kind of layer, sequences, tokens and context.
-struct AnalyticCost::KeptTimes {
-  std::mutex mutex;
-  std::map<std::tuple<OpKind, bool, int, int, std::int64_t, std::int64_t>, double> seconds;
-};
-
-double AnalyticCost::layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const {
-  const std::lock_guard lock(kept_->mutex);
-  if (slice.packed != nullptr) return computed_layer_s(kind, again, layer, slice);
-  const auto [entry, added] =
-      kept_->seconds.try_emplace({kind, again, layer, slice.sequences, slice.tokens, slice.context}, 0);
-  if (added) entry->second = computed_layer_s(kind, again, layer, slice);
-  return entry->second;
-}
-
 double AnalyticCost::computed_layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const {
   std::vector<KernelPart> part(1);
   part[0].calls = again ? recomputed_kernels(slice, layer) : layer_kernels(model_, training_, kind, slice, layer);
@@ -228,16 +215,15 @@ double AnalyticCost::layers_s(OpKind kind, bool again, const StageContents& held
   return seconds;
 }
 
-double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
-  const SliceShape size = slice_shape(shape, slice);
-  if (!keeps_layers()) return sum_s(parts(kind, stage, size));
-  return sum_s(parts_of(kind, stage, size, false)) +
-         (of_vocabulary(kind) ? 0 : layers_s(kind, false, contents(stage), size));
+double AnalyticCost::computed_s(OpKind kind, int stage, const SliceShape& slice) const {
+  if (!adds_layers()) return sum_s(parts(kind, stage, slice));
+  return sum_s(parts_of(kind, stage, slice, false)) +
+         (of_vocabulary(kind) ? 0 : layers_s(kind, false, contents(stage), slice));
 }
 
-double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
-                             OpKind backward, int backward_stage, const MicrobatchShape& backward_shape,
-                             int backward_slice) const {
+double AnalyticCost::computed_joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
+                                      OpKind backward, int backward_stage, const MicrobatchShape& backward_shape,
+                                      int backward_slice) const {
   const double apart = compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
                        compute_s(backward, backward_stage, backward_shape, backward_slice);
   using Overlap = Training::JointOverlap;
@@ -444,13 +430,11 @@ WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& f
   return with_compute_around(weave_block(weave, f.layers, b.layers), before, after);
 }
 
-double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
-  const SliceShape size = slice_shape(shape, slice);
+double AnalyticCost::computed_recompute_s(int stage, const SliceShape& slice) const {
+  if (!adds_layers() || contents(stage).mtp_layers > 0) return sum_s(recompute_parts(stage, slice));
   const bool full = training_.recompute == Training::Recompute::full;
-  if (!keeps_layers() || contents(stage).mtp_layers > 0) return sum_s(recompute_parts(stage, size));
-  if (training_.recompute == Training::Recompute::none) return 0;
   return layers_s(OpKind::F, true, full ? recomputed_layers(model_, training_, contents(stage)) : contents(stage),
-                  size);
+                  slice);
 }
 
 Kernels AnalyticCost::recomputed_kernels(const SliceShape& slice, int layer) const {

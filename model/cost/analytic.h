@@ -11,6 +11,7 @@
 #include "model/cost/collectives.h"
 #include "model/cost/contention.h"
 #include "model/cost/cost_model.h"
+#include "model/cost/kept_prices.h"
 #include "model/cost/kernel_times.h"
 #include "model/cost/sharded_units.h"
 #include "model/weave/weave.h"
@@ -46,6 +47,10 @@ class AnalyticCost : public CostModel {
   // GPUs lack the training's precision. `measured` times must be of the cluster's GPU.
   AnalyticCost(Model model, const Training& training, std::vector<StageContents> stages, Cluster cluster,
                Software software, KernelTimes measured = {});
+
+  // Takes times from those of other configurations of the same model, cluster, software and measured times, and adds
+  // to them.
+  void keep_in(PriceStore& store);
 
   // Shapes are in tokens.
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
@@ -144,12 +149,16 @@ class AnalyticCost : public CostModel {
   LayerTimes::Counts counts_of(const KernelCall& call) const;
   std::vector<KernelPart> parts_of(OpKind kind, int stage, const SliceShape& slice, bool layers) const;
   Kernels recomputed_kernels(const SliceShape& slice, int layer) const;
-  // Time of one layer of a kind in F, I, W or B, or of its recomputation. Stages of a model of several kinds of layers
-  // differ, but have the same layers: their times are kept.
+  // Time of one layer of a kind in F, I, W or B, or of its recomputation.
   double layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const;
   double computed_layer_s(OpKind kind, bool again, int layer, const SliceShape& slice) const;
   double layers_s(OpKind kind, bool again, const StageContents& held, const SliceShape& slice) const;
-  bool keeps_layers() const { return !model_.flat && !training_.gathers_per_op() && !training_.reduces_per_op(); }
+  double computed_s(OpKind kind, int stage, const SliceShape& slice) const;
+  double computed_recompute_s(int stage, const SliceShape& slice) const;
+  double computed_joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
+                          int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const;
+  // Stages of a model of several kinds of layers differ, but have the same layers, whose times are added.
+  bool adds_layers() const { return !model_.flat && kept_ != nullptr; }
   // The fraction of routed experts in the parameters on one device.
   double expert_share(const StageContents& held) const;
 
@@ -157,6 +166,7 @@ class AnalyticCost : public CostModel {
   Training training_;
   std::vector<StageContents> stages_;
   std::vector<int> alike_;
+  std::vector<StageContents> priced_;  // of the stages, in an order of layers that those with equal times share
   Cluster cluster_;
   Software software_;
   KernelTimes measured_;
@@ -165,8 +175,9 @@ class AnalyticCost : public CostModel {
   Weave weave_;
   double ranks_of_token_ = 1;  // of its expert group, that a token is sent to; expected
   double nodes_of_token_ = 1;
-  struct KeptTimes;
-  std::shared_ptr<KeptTimes> kept_;
+  // Of ops and of recomputations; null where ops gather or reduce.
+  std::shared_ptr<KeptPrices> kept_;
+  std::shared_ptr<KeptPrices> kept_again_;
 };
 
 }  // namespace sluice::model

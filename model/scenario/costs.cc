@@ -134,15 +134,15 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int mi
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages)
     : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), &stages, nullptr) {}
 
-ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const ScenarioCosts* like)
-    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), nullptr, like) {
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const ScenarioCosts* like, PriceStore& prices)
+    : ScenarioCosts(std::move(scenario), schedule, schedule.num_microbatches(), nullptr, like, &prices) {
   if (footprint_ != nullptr && (like == nullptr || footprint_ != like->footprint_)) {
     footprint_ = std::make_shared<KeptBytes>(std::move(footprint_));
   }
 }
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches,
-                             const std::vector<StageContents>* stages, const ScenarioCosts* like)
+                             const std::vector<StageContents>* stages, const ScenarioCosts* like, PriceStore* prices)
     : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
   scenario_.training.vocabulary_barriers = schedule.vocabulary_barriers();
@@ -165,7 +165,7 @@ ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, int mi
     }
     with_place(scenario_, "/parallelism: ", [&] { make_footprint(schedule, table); });
   }
-  make_cost(schedule, std::move(table));
+  make_cost(schedule, std::move(table), prices);
   if (scenario_.training.activation_offload != 0) make_offload(schedule);
 }
 
@@ -209,7 +209,7 @@ std::int64_t ScenarioCosts::library_workspace() const {
   return gpu.workspace_bytes + (grouped ? gpu.grouped_workspace_bytes : 0);
 }
 
-void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable> table) {
+void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable> table, PriceStore* prices) {
   const auto require = [&](bool there, const char* what) {
     if (!there) throw InputError(fmt::format("{}: {}", scenario_.source, what));
   };
@@ -234,7 +234,9 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
       require(scenario_.model.has_value(), "/model: required by the analytic cost (--model)");
       require(scenario_.cluster.has_value(), "/cluster: required by the analytic cost (--cluster)");
       if (!grouped) {
-        cost_ = analytic();
+        auto made = analytic();
+        if (prices != nullptr) made->keep_in(*prices);
+        cost_ = std::move(made);
         return;
       }
       cost_ = std::make_unique<ContextGroupCost>(costs_by_ranks(scenario_.training, analytic_of),

@@ -9,6 +9,7 @@
 #include "model/blocks/stage.h"
 #include "model/cost/cost_model.h"
 #include "model/cost/fitted.h"
+#include "model/cost/kept_prices.h"
 #include "model/graph/lowering.h"
 #include "model/graph/offload.h"
 #include "model/scenario/scenario.h"
@@ -33,8 +34,9 @@ class ScenarioCosts {
   // The same for stages with these contents, which need not add up to the model. Precondition: the scenario has one.
   ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages);
   // The same, for one thread, with the footprint and the cost model of `like`, if not null, where both have the
-  // analytic cost of the same training and stages. Precondition: `like` is of the same model, cluster and software.
-  ScenarioCosts(Scenario scenario, const Schedule& schedule, const ScenarioCosts* like);
+  // analytic cost of the same training and stages; analytic costs take times from `prices` and add to them.
+  // Precondition: both are of the same model, cluster and software.
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, const ScenarioCosts* like, PriceStore& prices);
   bool shares_costs(const ScenarioCosts& other) const { return cost_ == other.cost_; }
 
   const Scenario& scenario() const { return scenario_; }  // with the schedule's training.pp and microbatches
@@ -45,11 +47,11 @@ class ScenarioCosts {
 
  private:
   ScenarioCosts(Scenario scenario, const Schedule& schedule, int microbatches, const std::vector<StageContents>* stages,
-                const ScenarioCosts* like);
+                const ScenarioCosts* like, PriceStore* prices = nullptr);
   std::int64_t library_workspace() const;
   void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
   void make_footprint(const Schedule& schedule, const std::optional<CostTable>& table);
-  void make_cost(const Schedule& schedule, std::optional<CostTable> table);
+  void make_cost(const Schedule& schedule, std::optional<CostTable> table, PriceStore* prices);
   void make_offload(const Schedule& schedule);
   ParameterCounts count_parameters(const Schedule& schedule) const;
   // Tokens of the microbatch that the times of the uniform cost are of; 0: of any.

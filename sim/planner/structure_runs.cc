@@ -147,7 +147,7 @@ PlanResult StructureRuns::assess(const Scenario& scenario, SharedCosts& shared) 
   if (is_whole(scenario)) return assess_whole(scenario);
   Sketch& of = sketch();
   of.schedule.resize({scenario.shape});
-  ScenarioCosts made(scenario, of.schedule, shared.costs ? &*shared.costs : nullptr);
+  ScenarioCosts made(scenario, of.schedule, shared.costs ? &*shared.costs : nullptr, shared.prices);
   if (!shared.costs || !made.shares_costs(*shared.costs) || shared.shape != scenario.shape) {
     shared.shape = scenario.shape;
     shared.times = {};
@@ -192,7 +192,7 @@ PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
   for (std::size_t index = last_level_ > 0 ? last_level_ - 1 : 0;; ++index) {
     Level& of = level(index);
     of.brief.schedule.resize({scenario.shape});
-    const ScenarioCosts costs(scenario, of.brief.schedule);
+    const ScenarioCosts costs(scenario, of.brief.schedule, nullptr, prices_);
     Lowered& run = lowered(of, costs);
     const OpGraph& graph = run.graph;
     if (!run.steady) run.steady = std::make_unique<SteadyState>(graph, of.brief);

@@ -49,6 +49,7 @@ struct SharedCosts {
   std::optional<ScenarioCosts> costs;  // of the one before
   MicrobatchShape shape;
   std::array<std::vector<StageWork>, 2> times;  // of its stages, with whole and split backwards; empty: not computed
+  PriceStore prices;
 };
 
 // Simulates configurations of one structure: the same family, ranks, chunks, microbatches and slices, with different
@@ -103,6 +104,7 @@ class StructureRuns {
   FamilyParams params_;
   std::unique_ptr<Sketch> sketch_;
   std::vector<std::unique_ptr<Level>> levels_;  // with increasing numbers of microbatches, the last one whole
+  PriceStore prices_;
   std::map<std::tuple<int, int, int, bool>, LinkSharing> sharing_;  // by tp, cp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
   std::size_t last_level_ = 0;  // of the last run

@@ -187,8 +187,52 @@ TEST(StructureRuns, EqualPredictions) {
   EXPECT_GT(refused, 20);
 }
 
-// Of batches with tens of thousands of microbatches, times and bytes are those of `predict`, or marked as extrapolated
-// and as near as the drift that is left out.
+// Configurations that differ in what their kernels do not depend on share times; of no other does one take any.
+TEST(StructureRuns, KeptPricesAreThoseComputedAlone) {
+  std::mt19937 random(11);
+  for (const char* model : {"nemotron-3-nano", "deepseek-v3", "llama3-8b"}) {
+    const Scenario base = base_of({{"model", model},
+                                   {"cluster", {{"name", "dgx-h100"}, {"nodes", 8}}},
+                                   {"batch", {{"global_batch", 128}, {"sequence_length", 4096}}}});
+    PlanSpace space;
+    for (const Family& family : all_families()) space.families.emplace_back(family.name);
+    space.dispatchers = {Training::TokenDispatcher::all_to_all, Training::TokenDispatcher::hybridep};
+    std::vector<PlanPoint> points = enumerate(base, space);
+    std::shuffle(points.begin(), points.end(), random);
+    PriceStore store;
+    int compared = 0;
+    for (std::size_t i = 0; i < points.size() && compared < (small_scope() ? 40 : 400); ++i) {
+      const Scenario scenario = scenario_of(base, space, points[i]);
+      SCOPED_TRACE(flags_of(base, space, points[i]));
+      try {
+        const Schedule schedule = make_schedule(scenario);
+        if (schedule.num_stages() > 16) continue;
+        const ScenarioCosts kept(scenario, schedule, nullptr, store);
+        const ScenarioCosts alone(scenario, schedule);
+        const MicrobatchShape& shape = schedule.shapes()[0];
+        for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+          for (int slice = 0; slice < shape.num_slices(); ++slice) {
+            for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W, OpKind::B}) {
+              ASSERT_EQ(kept.cost().compute_s(kind, stage, shape, slice),
+                        alone.cost().compute_s(kind, stage, shape, slice));
+            }
+            ASSERT_EQ(kept.cost().recompute_s(stage, shape, slice), alone.cost().recompute_s(stage, shape, slice));
+          }
+          const int other = std::uniform_int_distribution(0, schedule.num_stages() - 1)(random);
+          const auto joint = [&](const ScenarioCosts& of) {
+            return of.cost().joint_s(other, shape, 0, stage % 2 == 0 ? OpKind::B : OpKind::I, stage, shape, 0);
+          };
+          ASSERT_EQ(joint(kept), joint(alone));
+        }
+        ++compared;
+      } catch (const InputError&) {
+        continue;  // refused
+      }
+    }
+    EXPECT_GE(compared, 40) << model;
+  }
+}
+
 // Of neighbors in every order, also those that share nothing.
 TEST(StructureRuns, BoundsDoNotDependOnWhatWasAssessedBefore) {
   const Scenario base = base_of({{"model", {{"num_experts", 8}, {"moe_ffn_hidden_size", 1024}}}});
@@ -226,6 +270,8 @@ TEST(StructureRuns, BoundsDoNotDependOnWhatWasAssessedBefore) {
   EXPECT_LT(sharing, std::ssize(points));
 }
 
+// Of batches with tens of thousands of microbatches, times and bytes are those of `predict`, or marked as extrapolated
+// and as near as the drift that is left out.
 TEST(StructureRuns, LongRunsNeedFewMicrobatches) {
   const Scenario base = base_of({{"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
                                  {"model", {{"num_layers", 26}, {"untie_embeddings_and_output_weights", true}}},
