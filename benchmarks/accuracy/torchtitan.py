@@ -13,8 +13,8 @@ SETTING = ("seq", "dp_shard", "tp", "pp", "vp", "cp", "local_batch", "recompute"
 def document_of(table, row):
     """Returns the scenario of a row.
 
-    A pipeline has as many microbatches as stages, and counts embedding and head as layers (torchtitan's defaults at the
-    time of the measurements, 2024).
+    A pipeline has as many microbatches as ranks until 2024 and as stages from 2025 on (torchtitan's pull request 781),
+    and counts embedding and head as layers (its default in 2024).
     """
 
     def number(column):
@@ -51,8 +51,9 @@ def document_of(table, row):
         layers[-1] -= 1
         parallelism["stage_layers"] = layers
     out["model"].update({key: number(column) for key, column in MODEL.items()})
+    microbatches = number("pp") if "source" in table.columns and "_2024" in table.text(row, "source") else stages
     out["batch"] = {
-        "micro_batch": number("local_batch") // stages,
+        "micro_batch": number("local_batch") // microbatches,
         "global_batch": number("gbs"),
         "sequence_length": number("seq"),
     }

@@ -4,8 +4,9 @@
     benchmarks/kernels/expert_rates.py DATA/kernel_moe.csv.gz
 
 Predicted are the two grouped GEMMs alone, as model/cost/gemm.cc prices them with the constants of the catalogue without
-what a long run loses; measured times also contain the choice of experts, permutations, activation and casts. Balanced
-layers of one rank, the fastest framework.
+what a long run loses, and these with the bytes that permutations and activation move, at 80 % of the memory bandwidth,
+and 30 us for the choice of experts and the launches. Casts are part of the rates. Balanced layers of one rank, the
+fastest framework.
 """
 
 import csv
@@ -51,13 +52,17 @@ def gemm_s(gpu, element_bytes, groups, m, n, k):
 
 
 def predicted_s(row):
-    """Returns the rows per expert and the time of both GEMMs."""
+    """Returns the rows per expert, the time of both GEMMs, and that of the rest of the layer."""
     gpu, size = gpu_of(row["gpu"]), BYTES[row["dtype"]]
     hidden, inter, ranks = int(row["hidden"]), int(row["inter"]), int(row["ep"])
     experts = int(row["experts"]) / ranks
     rows = int(row["tokens"]) * int(row["topk"]) / ranks / experts
-    first = gemm_s(gpu, size, experts, rows, (1 + int(row["gated"])) * inter, hidden)
-    return rows, first + gemm_s(gpu, size, experts, rows, hidden, inter)
+    width_in = (1 + int(row["gated"])) * inter
+    first = gemm_s(gpu, size, experts, rows, width_in, hidden)
+    # Rows are copied in order, results read in order and added per token, and the activation reads and writes its own.
+    moved = 2 * experts * rows * (3 * hidden + width_in + inter) + 2 * hidden * min(int(row["tokens"]), experts * rows)
+    rest = moved / (0.8 * gpu["memory_bandwidth_bytes_per_s"]["value"]) + 30e-6
+    return rows, first + gemm_s(gpu, size, experts, rows, hidden, inter), rest
 
 
 def main():
@@ -66,11 +71,13 @@ def main():
         for row in csv.DictReader(file):
             if row["what"] != "layer" or row["distribution"] != "balanced" or row["dtype"] not in BYTES:
                 continue
-            rows, seconds = predicted_s(row)
+            rows, gemms, rest = predicted_s(row)
             group = row["gpu"], row["dtype"], max(fewest for fewest in FEWEST_ROWS if rows >= fewest or fewest == 1)
-            ratios.setdefault(group, []).append(float(row["best_us"]) * 1e-6 / seconds)
+            seconds = float(row["best_us"]) * 1e-6
+            ratios.setdefault(group, []).append((seconds / gemms, seconds / (gemms + rest)))
     for (gpu, dtype, fewest), values in sorted(ratios.items()):
-        print(f"{gpu:5} {dtype:9} {fewest:5} rows and more: {len(values):3} layers, median {statistics.median(values):.2f}")
+        alone, whole = map(statistics.median, zip(*values))
+        print(f"{gpu:5} {dtype:9} {fewest:5} rows and more: {len(values):3} layers, median {alone:.2f}, {whole:.2f}")
 
 
 if __name__ == "__main__":

@@ -132,10 +132,10 @@ void add_expert_bias_gradients(Kernels& out, const Options& block, const Trainin
   out.push_back(memory("d biases into experts", 2 * e.come * e.width_in, experts));
 }
 
-// Bytes per element of what a fused kernel writes already cast, in both layouts.
+// Bytes per element of what a fused kernel writes already cast, in all layouts that are kept.
 double cast_bytes(const Training& training) {
-  const PrecisionTraits& traits = traits_of(training.precision);
-  return traits.bits == 16 ? 2 : 2 * traits.bytes;
+  const PrecisionTraits& traits = traits_of(training.precision, training.any_layout);
+  return traits.bits == 16 ? 2 : traits.layouts * traits.bytes;
 }
 
 // Copies of the rows of every expert to or from a buffer in which each has as many as narrow GEMMs need (Megatron-LM's
@@ -230,7 +230,7 @@ void add_shared_gradient(const Options& block, const BlockCall& call, const Expe
 void add_forward(const Options& block, const BlockCall& call, const ExpertSizes& e, Kernels& out) {
   const Training& training = call.training;
   const Sizes& s = call.sizes;
-  const PrecisionTraits& traits = traits_of(training.precision);
+  const PrecisionTraits& traits = traits_of(training.precision, training.any_layout);
   std::size_t first = out.size();
   out.push_back(gemm("router", e.own, s.hidden, block.routes()));
   // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
@@ -264,7 +264,7 @@ void add_forward(const Options& block, const BlockCall& call, const ExpertSizes&
 void add_input_gradient(const Options& block, const BlockCall& call, const ExpertSizes& e, Kernels& out) {
   const Training& training = call.training;
   const Sizes& s = call.sizes;
-  const PrecisionTraits& traits = traits_of(training.precision);
+  const PrecisionTraits& traits = traits_of(training.precision, training.any_layout);
   add_shared_gradient(block, call, e, out);
   if (block.latent > 0) add_linear_gradient(out, training, "d up from experts", e.own, s.hidden, block.latent);
   dispatch(out, training, e, LayerPart::combine, "d sum of experts", "d combine", "d results in order");

@@ -44,14 +44,14 @@ void add_cast(Kernels& out, std::string_view name, const Cast& cast, double elem
 
 void add_linear(Kernels& out, const Training& training, std::string_view name, double rows, double k, double n,
                 Source source) {
-  const PrecisionTraits& traits = traits_of(training.precision);
+  const PrecisionTraits& traits = traits_of(training.precision, training.any_layout);
   add_cast(out, "cast of input", source == Source::norm ? traits.normed_input : traits.input, rows * k);
   out.push_back(narrow_product(training, name, {.m = rows, .n = n, .k = k}));
 }
 
 void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n,
                          double k) {
-  add_cast(out, "cast of output gradient", traits_of(training.precision).gradient, rows * n);
+  add_cast(out, "cast of output gradient", traits_of(training.precision, training.any_layout).gradient, rows * n);
   out.push_back(narrow_product(training, name, {.m = rows, .n = k, .k = n, .pass = GemmPass::input_gradient}));
 }
 

@@ -126,7 +126,7 @@ void add_weighted(Kernels& out, const Training& training, std::string_view name,
 
 void add_gemm(OpKind kind, const TracedOp& op, const BlockCall& call, Kernels& out) {
   const Training& training = call.training;
-  const PrecisionTraits& traits = traits_of(training.precision);
+  const PrecisionTraits& traits = traits_of(training.precision, training.any_layout);
   const GemmShape s = shape_of(op, call.sizes.rows);
   if (kind == OpKind::F) {
     add_cast(out, "cast of input", traits.input, s.batch * s.m * s.k);

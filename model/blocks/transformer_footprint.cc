@@ -142,13 +142,13 @@ StageBytes TransformerFootprint::stage(int stage) const {
   const std::int64_t count = parameters_of(held);
   StageBytes bytes;
   bytes.weights = 2 * count;
-  const bool copies = traits_of(training_.precision).narrow();
-  if (copies) {
-    // Both layouts of each matrix are kept from its first GEMM of an iteration to its last, besides the 16-bit weights
+  const PrecisionTraits& traits = traits_of(training_.precision, training_.any_layout);
+  if (traits.narrow()) {
+    // All layouts of each matrix are kept from its first GEMM of an iteration to its last, besides the 16-bit weights
     // or in their place.
     const std::int64_t linear =
         stage_linear_parameters_per_device(model_, training_.tp, held, training_.expert_ranks());
-    bytes.weights += (training_.forward_only() ? 1 : 2) * operand_bytes(training_.precision, linear) -
+    bytes.weights += (training_.forward_only() ? 1 : traits.layouts) * operand_bytes(training_.precision, linear) -
                      (training_.narrow_parameters ? 2 * linear : 0);
   }
   if (training_.forward_only()) {

@@ -534,11 +534,11 @@ double AnalyticCost::optimizer_s(int stage) const {
   const double offloaded = training_.optimizer_offload * mine;
   double bytes = (mine - offloaded) * adam + 2.0 * training_.gradient_bytes * held;
   // Narrow weights are cast once, to both layouts.
-  const PrecisionTraits& traits = traits_of(training_.precision);
+  const PrecisionTraits& traits = traits_of(training_.precision, training_.any_layout);
   if (traits.narrow() && whole_weights && training_.lora_rank == 0) {
     const auto linear = static_cast<double>(
         stage_linear_parameters_per_device(model_, training_.tp, contents(stage), training_.expert_ranks()));
-    bytes += (2 + 2 * traits.bytes) * linear;
+    bytes += (2 + traits.layouts * traits.bytes) * linear;
   }
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;

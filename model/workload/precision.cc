@@ -22,10 +22,16 @@ constexpr std::array<PrecisionTraits, 7> kTraits = {{
     {"mxfp8", 8, kMx, {2 + 2 * kMx, 1}, {2 + 2 * kMx, 1}, {2 + 2 * kMx, 1}},
     {"nvfp4", 4, kNv, {4 + 2 * kNv, 2}, {4 + 2 * kNv, 2}, {4 + 2 * kNv, 2}},
 }};
+constexpr PrecisionTraits kDelayed{"fp8", 8, 1, {}, {3, 1}, {3, 1}, 1};
+constexpr PrecisionTraits kCurrent{"fp8-current", 8, 1, {3, 1}, {5, 2}, {5, 2}, 1};
 
 }  // namespace
 
-const PrecisionTraits& traits_of(GemmPrecision precision) { return kTraits[static_cast<std::size_t>(precision)]; }
+const PrecisionTraits& traits_of(GemmPrecision precision, bool any_layout) {
+  if (any_layout && precision == GemmPrecision::fp8) return kDelayed;
+  if (any_layout && precision == GemmPrecision::fp8_current) return kCurrent;
+  return kTraits[static_cast<std::size_t>(precision)];
+}
 
 std::int64_t operand_bytes(GemmPrecision precision, std::int64_t elements) {
   return static_cast<std::int64_t>(std::ceil(traits_of(precision).bytes * static_cast<double>(elements)));

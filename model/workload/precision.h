@@ -39,11 +39,14 @@ struct PrecisionTraits {
   Cast normed_input;
   Cast input;
   Cast gradient;
+  int layouts = 2;  // in which cast tensors are kept
 
   bool narrow() const { return bits < 16; }
 };
 
-const PrecisionTraits& traits_of(GemmPrecision precision);
+// `any_layout`: tensor cores multiply operands in any layout, so that no transposed copy is needed where the scale does
+// not depend on the layout (Transformer Engine's is_non_tn_fp8_gemm_supported: Blackwell).
+const PrecisionTraits& traits_of(GemmPrecision precision, bool any_layout = false);
 
 // Bytes of this number of elements of an operand, rounded up.
 std::int64_t operand_bytes(GemmPrecision precision, std::int64_t elements);

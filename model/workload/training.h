@@ -193,6 +193,7 @@ struct Training {
   // Transformer Engine's layers: where gradients are accumulated within the GEMM, a 16-bit tensor of each weight's
   // shape is kept to return to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
   bool transformer_engine = false;
+  bool any_layout = false;  // what the GPU multiplies: see traits_of
   ContextExchange context_exchange = ContextExchange::ring;
   JointOverlap joint_overlap = JointOverlap::experts;
   std::string weave = "dualpipe";  // of joint blocks with experts: see find_weave; or kSearchedWeave

@@ -171,3 +171,14 @@ def test_assumptions_are_those_that_the_scenario_does_not_set():
     assert result.assumptions == result.to_dict()["assumptions"] == pickle.loads(pickle.dumps(result)).assumptions
     given = [row["setting"] for row in sluice.simulate(**keys, recompute="full").assumptions]
     assert "/parallelism/recompute" not in given
+
+
+def test_blackwell_has_one_copy_of_8_bit_weights_with_a_scale_per_tensor():
+    """A scale per block needs two layouts: one byte more per parameter of linear layers, besides scales."""
+    def needed(precision):
+        return sluice.simulate(model="llama3-8b", cluster="dgx-b200", pp=1, dp=8, gbs=8, seq_length=2048,
+                               precision=precision).needed_bytes
+
+    hidden, keys_values, ffn = 4096, 1024, 14336
+    linear = 32 * hidden * (2 * hidden + 2 * keys_values + 3 * ffn)
+    assert linear < needed("mxfp8") - needed("fp8-current") < 1.2 * linear

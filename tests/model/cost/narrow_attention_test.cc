@@ -66,5 +66,24 @@ TEST(NarrowAttention, IsFasterAndNeedsConstants) {
   }
 }
 
+// With tensor cores for any layout, gradients with a scale per tensor are read twice and written once.
+TEST(NarrowFormats, WithAScalePerTensorHaveNoTransposedCopiesOnBlackwell) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training;
+  training.sequence_length = 8192;
+  training.any_layout = true;
+  const double width = 2.0 * (model.hidden + model.ffn_hidden) + static_cast<double>(model.query_width()) +
+                       static_cast<double>(model.key_value_width());
+  for (const auto& [precision, bytes] :
+       {std::pair(GemmPrecision::fp8_current, 5.0), std::pair(GemmPrecision::mxfp8, 4 + 2.0 / 32)}) {
+    training.precision = precision;
+    double cast = 0;
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::I, {1, 8192, 0})) {
+      if (call.kind == KernelClass::cast) cast += call.count * call.bytes;
+    }
+    EXPECT_DOUBLE_EQ(cast, bytes * 8192 * width);
+  }
+}
+
 }  // namespace
 }  // namespace sluice::test

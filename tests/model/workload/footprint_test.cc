@@ -314,6 +314,9 @@ TEST(Memory, OfNarrowFormats) {
   // Block scales: a byte for 32 elements.
   EXPECT_EQ(narrow(GemmPrecision::mxfp8, true).stage(0).weights, plain.weights + matrices / 16);
   EXPECT_EQ(narrow(GemmPrecision::mxfp8, true).stage(0).gathered, plain.gathered);
+  training.any_layout = true;  // one layout, unless scales depend on it
+  EXPECT_EQ(narrow(GemmPrecision::fp8, false).stage(0).weights, plain.weights + matrices);
+  EXPECT_EQ(narrow(GemmPrecision::mxfp8, true).stage(0).weights, plain.weights + matrices / 16);
 }
 
 // The named tensors are what the sums count: every combination of families of layers, recomputation and slices.
