@@ -83,7 +83,8 @@ TEST(ImportNemo, ReadsConfigurationsOfMegatronBridge) {
     return import_text(with(text, from, to), "run.yaml").scenario.at("parallelism");
   };
   EXPECT_FALSE(parallelism("overlap_grad_reduce: null", "overlap_grad_reduce: false").contains("overlap_grad_reduce"));
-  EXPECT_FALSE(parallelism("overlap_grad_reduce: null", "overlap_param_gather: false").contains("overlap_param_gather"));
+  EXPECT_FALSE(
+      parallelism("overlap_grad_reduce: null", "overlap_param_gather: false").contains("overlap_param_gather"));
   EXPECT_EQ(parallelism("overlap_p2p_comm: null", "overlap_p2p_comm: false").at("overlap_transfers"), false);
   EXPECT_FALSE(parallelism("grad_reduce_in_fp32: false", "grad_reduce_in_fp32: null").contains("gradient_bytes"));
   EXPECT_EQ(parallelism("attention_backend: null", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}")

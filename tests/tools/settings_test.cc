@@ -73,7 +73,7 @@ struct Reader {
   Commands command;
   std::vector<std::string> arguments;  // FILE is the scenario's, FLAGS its flags
   json base;
-  std::vector<std::string> varies = {};  // keys of its output that differ between equal runs
+  std::vector<std::string> varies = {};  // keys of its output that differ between equal runs, or name what is given
 };
 
 std::vector<Reader> readers() {
@@ -84,9 +84,12 @@ std::vector<Reader> readers() {
   json uniform =
       json::parse(R"({"parallelism": {"pp": 4}, "batch": {"microbatches": 8}, "schedule": {"name": "1f1b"}})");
   return {
-      {kSimulate, {"simulate", "FILE", "--json"}, dense_scenario(), {"scenario", "seconds", "first_seconds"}},
-      {kSlice, {"slice", "FILE", "--granularity", "1024", "--backward", "--json"}, dense_scenario()},
-      {kWeave, {"weave", "FILE", "--stage", "3", "--json"}, experts},
+      {kSimulate,
+       {"simulate", "FILE", "--json"},
+       dense_scenario(),
+       {"scenario", "seconds", "first_seconds", "assumptions"}},
+      {kSlice, {"slice", "FILE", "--granularity", "1024", "--backward", "--json"}, dense_scenario(), {"assumptions"}},
+      {kWeave, {"weave", "FILE", "--stage", "3", "--json"}, experts, {"assumptions"}},
       {kKernels, {"profile", "--like", "FILE", "--json"}, dense_scenario()},
       {kPlan,
        {"plan",          "FILE",

@@ -357,9 +357,9 @@ Subcommand add_plan_command(CLI::App& app) {
   search(command
              ->add_option("--runs-on", options->request.runs_on,
                           "Only configurations that this framework runs as it is, and its command line or "
-                          "configuration file for the first: megatron, torchtitan, deepspeed, sluice or any (default: "
-                          "any; with --schedule megatron: megatron)")
-             ->type_name("TEXT:{megatron,torchtitan,deepspeed,sluice,any}"));
+                          "configuration file for the first: megatron, megatron-bridge, torchtitan, deepspeed, sluice "
+                          "or any (default: any; with --schedule megatron: megatron)")
+             ->type_name("TEXT:{megatron,megatron-bridge,torchtitan,deepspeed,sluice,any}"));
   list("--schedule", options->request.schedules,
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
   sizes("--tp,--tensor-model-parallel-size", space.tp, 4096,
