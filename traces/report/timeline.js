@@ -296,6 +296,8 @@ class Timeline {
     } else if (hit) {
       card.show(this.describe(hit), event.clientX, event.clientY);
       document.getElementById('live').textContent = spoken(this.describe(hit));
+    } else {
+      card.hide();
     }
   }
 
