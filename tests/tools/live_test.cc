@@ -74,7 +74,7 @@ TEST(Live, HasTheModelsAndClustersOfTheCatalogue) {
     "parallelism": {"pp": 4, "tp": 2}, "batch": {"microbatches": 8, "sequence_length": 4096}}})");
   ASSERT_EQ(result.status, tools::kDone) << result.header;
   const auto sizes = nlohmann::json::parse(result.header)["sizes"];
-  EXPECT_EQ(sizes["tp"], 2);
+  EXPECT_EQ(sizes["pp"], 4);
   EXPECT_EQ(sizes["seq"], 4096);
 }
 

@@ -237,7 +237,7 @@ std::string output_of(const Reader& reader, const json& scenario, const std::str
   json document = json::parse(result.out, nullptr, false);
   if (document.is_discarded()) return result.out;
   erase_keys(document, reader.varies);
-  return document.dump();
+  return document.dump() + (reader.command == kWeave ? result.err : "");  // has no joint blocks
 }
 
 json with_example(const json& base, const Setting& row, std::string_view example) {
@@ -470,7 +470,7 @@ TEST(Settings, DefaultsOfTheTableAreThoseOfTheMembers) {
 TEST(Settings, FlagsMeanTheSameAsKeys) {
   const TemporaryFolder folder;
   const Reader file = readers().front();
-  const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario"}};
+  const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario", "assumptions"}};
   for_each_setting(in_scope(all_rows()), [&](const Setting& row, std::size_t i) {
     if ((row.offers & kSimulate) == 0 || row.example.empty() || row.pointer.starts_with("/cost")) return;
     if (row.kind == SettingKind::other) return;

@@ -169,9 +169,7 @@ OrderedJson live_sizes(const Setup& setup) {
           {"microbatches", schedule.num_microbatches()},
           {"slices", schedule.max_slices()},
           {"batches", schedule.num_batches()},
-          {"tp", training.tp},
           {"dp", training.dp},
-          {"ep", training.ep},
           {"mbs", training.micro_batch},
           {"seq", training.sequence_length}};
 }

@@ -65,7 +65,8 @@ function firstValues() {
   const times = {f: 1, b: 1, w: 1, comm: 0};
   const kTokens = 4096;
   if (isUniform(scenario)) for (const key of Object.keys(times)) times[key] = meanTime(scenario.cost, key);
-  return {...sizes, seq: sizes.seq || kTokens, ...times};
+  const {tp, ep} = scenario.parallelism ?? {};
+  return {...sizes, tp: tp ?? 1, ep: ep ?? 1, seq: sizes.seq || kTokens, ...times};
 }
 
 // Returns the name of a model or cluster of a scenario; that it has one of its own; or '' without one.
