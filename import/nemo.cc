@@ -7,13 +7,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "import/layer_frequency.h"
 #include "import/megatron.h"
 #include "import/megatron_names.h"
 #include "import/names.h"
+#include "import/shell.h"
 #include "import/yaml.h"
 #include "model/errors.h"
 
@@ -22,7 +27,8 @@ namespace {
 
 constexpr std::int64_t kMostGpus = std::int64_t{1} << 25;
 
-// Keys that are named otherwise than Megatron-LM's arguments.
+// Keys that are named otherwise than Megatron-LM's arguments, or are in another section than `model`. Of several for an
+// argument, Megatron-Bridge has the last.
 struct NemoKey {
   std::string_view key;  // of a section "model" of both, if it has no dot
   std::string_view argument;
@@ -34,14 +40,25 @@ constexpr NemoKey kNemoKeys[] = {
     {"microbatch_group_size_per_vp_stage", "microbatch-group-size-per-virtual-pipeline-stage"},
     {"num_moe_experts", "num-experts"},
     {"activation_func_clamp_value", "activation-func-clamp-value"},
+    {"cuda_graph_scope", "cuda-graph-modules"},
+    {"train.micro_batch_size", "micro-batch-size"},
+    {"train.global_batch_size", "global-batch-size"},
+    {"dist.use_tp_pp_dp_mapping", "use-tp-pp-dp-mapping"},
+    {"trainer.gradient_clip_val", "clip-grad"},
+    {"optimizer.clip_grad", "clip-grad"},
+    {"optimizer.use_precision_aware_optimizer", "use-precision-aware-optimizer"},
     {"optimizer.optimizer_cpu_offload", "optimizer-cpu-offload"},
     {"optimizer.optimizer_offload_fraction", "optimizer-offload-fraction"},
     {"optimizer.overlap_cpu_optimizer_d2h_h2d", "overlap-cpu-optimizer-d2h-h2d"},
     {"encoder_seq_length", "seq-length"},
     {"override_vocab_size", "vocab-size"},
+    {"vocab_size", "vocab-size"},
     {"activations_checkpoint_granularity", "recompute-granularity"},
+    {"recompute_granularity", "recompute-granularity"},
     {"activations_checkpoint_method", "recompute-method"},
+    {"recompute_method", "recompute-method"},
     {"activations_checkpoint_num_layers", "recompute-num-layers"},
+    {"recompute_num_layers", "recompute-num-layers"},
     {"ub_tp_comm_overlap", "tp-comm-overlap"},
     {"fp8", "fp8-format"},
     {"fp8_recipe", "fp8-recipe"},
@@ -51,9 +68,8 @@ constexpr NemoKey kNemoKeys[] = {
     {"use_flash_attention", "use-flash-attn"},
     {"tokenizer.type", "tokenizer-type"},
     {"data.seq_length", "seq-length"},
-    {"dataset.sequence_length", "seq-length"},
     {"dataset.seq_length", "seq-length"},
-    {"trainer.gradient_clip_val", "clip-grad"},
+    {"dataset.sequence_length", "seq-length"},
     {"optim.overlap_grad_sync", "overlap-grad-reduce"},
     {"optim.overlap_param_sync", "overlap-param-gather"},
     {"mixed_precision.fp8", "fp8-format"},
@@ -102,7 +118,7 @@ constexpr std::string_view kNemoNotModeled =
     "model.activations_checkpoint_layers_per_pipeline model.num_microbatches_with_partial_activation_checkpoints "
     "model.moe_token_dropping dist.use_sharp comm_overlap.defer_embedding_wgrad_compute "
     "mixed_precision.first_last_layers_bf16 model.nccl_communicator_config_path "
-    "optimizer.use_precision_aware_optimizer optimizer.overlap_param_gather_with_optimizer_step "
+    "optimizer.overlap_param_gather_with_optimizer_step "
     "train.decrease_batch_size_if_needed";
 
 std::string argument_of_key(std::string_view key) {
@@ -264,8 +280,11 @@ class NemoImport {
     add_if(yes(moe), "overlap-moe-expert-parallel-comm", moe);
     add_if(yes(delay), "delay-wgrad-compute", delay);
     if (yes("model.gated_linear_unit")) add("swiglu", "model.gated_linear_unit");
-    const std::string gather = "ddp.overlap_param_gather";
-    if (!off(text(gather))) not_modeled_.push_back(gather + " " + text(gather));
+    // For the distributed optimizer (CommOverlapConfig of training/comm_overlap.py).
+    add_if(yes(distributed) && overlaps("overlap_grad_reduce", "ddp.overlap_grad_reduce") &&
+               overlaps("overlap_param_gather", "ddp.overlap_param_gather"),
+           "overlap-param-gather", comm ? "comm_overlap.overlap_param_gather" : "ddp.overlap_param_gather");
+    add_if(no("model.bias_activation_fusion"), "no-bias-swiglu-fusion", "model.bias_activation_fusion");
     for (const char* key : {"ddp.use_megatron_fsdp", "ddp.use_custom_fsdp", "dist.use_megatron_fsdp"}) {
       add_if(yes(key), "use-megatron-fsdp", key);
     }
@@ -352,10 +371,8 @@ class NemoImport {
   // Keys of sections whose other keys are without effect.
   static bool is_batch_key(const std::string& key) {
     constexpr std::string_view kKeys =
-        "train.micro_batch_size train.global_batch_size train.rampup_batch_size optimizer.clip_grad "
-        "optimizer.optimizer "
-        "optimizer.main_grads_dtype optimizer.exp_avg_dtype optimizer.exp_avg_sq_dtype optimizer.main_params_dtype "
-        "dist.use_tp_pp_dp_mapping";
+        "train.rampup_batch_size optimizer.optimizer optimizer.main_grads_dtype optimizer.exp_avg_dtype "
+        "optimizer.exp_avg_sq_dtype optimizer.main_params_dtype";
     return lists_name(kKeys, key);
   }
 
@@ -386,6 +403,84 @@ class NemoImport {
   std::vector<std::string> unknown_;
 };
 
+// --- overrides of Megatron-Bridge ---------------------------------------------------------------------------------
+
+// Flags of Megatron-LM whose keys are not model.NAME, with the value in Megatron-Bridge, or which it does not have.
+struct BridgeFlag {
+  std::string_view argument, key, value;
+};
+constexpr BridgeFlag kBridgeFlags[] = {
+    {"bf16", "mixed_precision.bf16", "true"},
+    {"fp16", "mixed_precision.fp16", "true"},
+    {"use-distributed-optimizer", "ddp.use_distributed_optimizer", "true"},
+    {"overlap-grad-reduce", "comm_overlap.overlap_grad_reduce", "true"},
+    {"overlap-param-gather", "comm_overlap.overlap_param_gather", "true"},
+    {"tp-comm-overlap", "comm_overlap.tp_comm_overlap", "true"},
+    {"overlap-moe-expert-parallel-comm", "comm_overlap.overlap_moe_expert_parallel_comm", "true"},
+    {"delay-wgrad-compute", "comm_overlap.delay_wgrad_compute", "true"},
+    {"no-overlap-p2p-communication", "comm_overlap.overlap_p2p_comm", "false"},
+    {"grad-reduce-in-bf16", "mixed_precision.grad_reduce_in_fp32", "false"},
+    {"recompute-activations", "model.recompute_granularity", "selective"},
+    {"use-flash-attn", "model.attention_backend", "flash"},
+    {"no-bias-swiglu-fusion", "model.bias_activation_fusion", "false"},
+    {"disable-bias-linear", "model.add_bias_linear", "false"},
+    {"untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights", "false"},
+    {"swiglu", "model.gated_linear_unit", "true"},
+    {"quick-geglu", "model.gated_linear_unit", "true"},
+    {"num-layers-per-virtual-pipeline-stage", "", ""},
+    {"group-query-attention", "", ""},
+    {"spec", "", ""},
+};
+
+// What a recipe may set otherwise.
+constexpr std::pair<std::string_view, std::string_view> kUnlessGiven[] = {
+    {"model.tensor_model_parallel_size", "1"},
+    {"model.pipeline_model_parallel_size", "1"},
+    {"model.virtual_pipeline_model_parallel_size", "null"},
+    {"model.pipeline_model_parallel_layout", "null"},
+    {"model.num_layers_in_first_pipeline_stage", "null"},
+    {"model.num_layers_in_last_pipeline_stage", "null"},
+    {"model.context_parallel_size", "1"},
+    {"model.expert_model_parallel_size", "1"},
+    {"model.expert_tensor_parallel_size", "1"},
+    {"model.sequence_parallel", "false"},
+    {"model.recompute_granularity", "null"},
+    {"model.recompute_method", "null"},
+    {"model.recompute_num_layers", "null"},
+    {"model.cuda_graph_impl", "none"},
+    {"train.micro_batch_size", "1"},
+    // Sections that a recipe may have as a name or not at all.
+    {"comm_overlap._target_", "megatron.bridge.training.comm_overlap.CommOverlapConfig"},
+    {"mixed_precision._target_", "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"},
+    {"comm_overlap.tp_comm_overlap", "false"},
+    {"comm_overlap.overlap_p2p_comm", "false"},
+    {"comm_overlap.overlap_grad_reduce", "false"},
+    {"comm_overlap.overlap_param_gather", "false"},
+    {"ddp.use_distributed_optimizer", "false"},
+    {"ddp.overlap_grad_reduce", "false"},
+    {"ddp.overlap_param_gather", "false"},
+    {"dist.use_tp_pp_dp_mapping", "false"},
+    {"mixed_precision.bf16", "false"},
+    {"mixed_precision.fp8", "null"},
+    {"mixed_precision.fp8_param_gather", "false"},
+    {"mixed_precision.fp8_recipe", "null"},
+    {"mixed_precision.grad_reduce_in_fp32", "true"},
+    {"optimizer.use_distributed_optimizer", "false"},
+    {"optimizer.optimizer_cpu_offload", "false"},
+};
+
+std::string bridge_value(std::string_view argument, std::span<const std::string> words) {
+  constexpr std::string_view kLists[] = {"recompute-modules", "cuda-graph-modules", "offload-modules", "window-size"};
+  constexpr std::string_view kPatterns[] = {"pipeline-model-parallel-layout", "hybrid-layer-pattern"};
+  const auto is_in = [&](const auto& names) {
+    return std::find(std::begin(names), std::end(names), argument) != std::end(names);
+  };
+  if (words.empty()) return "true";
+  if (is_in(kLists)) return fmt::format("[{}]", fmt::join(words, ", "));
+  if (is_in(kPatterns)) return fmt::format("'{}'", words.front());
+  return words.front().starts_with('(') ? layer_frequency(words.front()).dump() : words.front();
+}
+
 }  // namespace
 
 bool is_nemo(std::string_view text) {
@@ -408,6 +503,48 @@ Imported import_nemo(std::string_view text, const std::string& source) {
     throw InputError(fmt::format("{}: expected at most {} bytes, got {}", source, kMostYaml, text.size()));
   }
   return NemoImport(text, source).run();
+}
+
+std::string bridge_overrides(const std::string& megatron_arguments, int chunks) {
+  std::map<std::string, std::string> values(std::begin(kUnlessGiven), std::end(kUnlessGiven));
+  if (chunks > 1) {
+    values["model.virtual_pipeline_model_parallel_size"] = std::to_string(chunks);
+    values["comm_overlap.overlap_p2p_comm"] = "true";
+  }
+  std::vector<std::string> words;
+  for (ShellWord& word : split_words(megatron_arguments, "arguments")) words.push_back(std::move(word.text));
+  for (auto at = words.begin(); at != words.end();) {
+    const auto end = std::find_if(at + 1, words.end(), [](const std::string& word) { return word.starts_with("--"); });
+    const std::string argument = at->substr(2);
+    const std::string value = bridge_value(argument, {at + 1, end});
+    at = end;
+    const auto is_of = [&](const auto& row) { return row.argument == argument; };
+    const auto* const flag = std::find_if(std::begin(kBridgeFlags), std::end(kBridgeFlags), is_of);
+    if (flag != std::end(kBridgeFlags)) {
+      if (!flag->key.empty()) values[std::string(flag->key)] = flag->value;
+      continue;
+    }
+    const auto row = std::find_if(std::rbegin(kNemoKeys), std::rend(kNemoKeys), is_of);
+    std::string key(row == std::rend(kNemoKeys) ? std::string_view(argument) : row->key);
+    std::replace(key.begin(), key.end(), '-', '_');
+    values[key.find('.') == std::string::npos ? "model." + key : key] = value;
+  }
+  // One value in two places.
+  values["model.seq_length"] = values["dataset.sequence_length"];
+  values["optimizer.use_distributed_optimizer"] = values["ddp.use_distributed_optimizer"];
+  for (const char* const name : {"overlap_grad_reduce", "overlap_param_gather"}) {
+    values[std::string("ddp.") + name] = values[std::string("comm_overlap.") + name];
+  }
+  if (values["mixed_precision.fp8_recipe"] == "mxfp8" && values["mixed_precision.fp8_param_gather"] == "true") {
+    values["mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"] = "true";  // which it requires
+  }
+  std::string out, section;
+  for (const auto& [key, value] : values) {
+    const std::size_t dot = key.find('.');
+    if (key.substr(0, dot) != section) out += (section = key.substr(0, dot)) + ":\n";
+    out += fmt::format("  {}: {}\n", key.substr(dot + 1), value);
+  }
+  return out;
 }
 
 }  // namespace sluice::imports

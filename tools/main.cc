@@ -175,6 +175,9 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error, std::span<cha
       if (const std::string refused = refused_flag(command.get_name(), flag); !refused.empty()) {
         return report_error(refused, kWrongInput);
       }
+      if (command.get_name() == "slice" && flag == "--balanced") {
+        return report_error("slice: --balanced is now --equal-flops; --balance distributes documents", kWrongInput);
+      }
       return report_error(fmt::format("{}unknown flag '{}'{}", where, flag, did_you_mean(flag, option_names(command))),
                           kWrongInput);
     }

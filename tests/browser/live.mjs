@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import {readFileSync} from 'node:fs';
 import {inflateSync} from 'node:zlib';
-import {command, eventually, opened, report, runAll, settled, sizeOf, source, test} from './harness.mjs';
+import {command, eventually, opened, placeOf, report, runAll, settled, sizeOf, source, test} from './harness.mjs';
 
 const times = {f: 1, b: 1.1, w: 0.9, comm: 0.05};
 const small = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1.1,w=0.9,comm=0.05', '--live');
@@ -123,6 +123,59 @@ test('controls simulate again', () => opened(small, {}, async (page) => {
   await page.waitForFunction((makespan) => timelines[0].run.makespan === makespan, before);
 }));
 
+test('a model and a cluster of the catalogue are predicted as by the command', () => opened(small, {}, async (page) => {
+  await ready(page);
+  assert.ok(await page.locator('#cluster').isHidden());
+  await page.selectOption('#model', 'llama3-8b');
+  await page.selectOption('#cluster', 'dgx-a100-80gb');
+  await page.fill('#knob-tp', '2');
+  await page.fill('#knob-seq', '2048');
+  await page.selectOption('#recompute', 'full');
+  const {makespan_s: seconds} = JSON.parse(expected(['--model', 'llama3-8b', '--cluster', 'dgx-a100-80gb', '--schedule', '1f1b', '--pp', '4', '--tp',
+                                                     '2', '--microbatches', '8', '--seq-length', '2048', '--recompute', 'full']).text);
+  await page.waitForFunction((makespan) => timelines[0].run.makespan === makespan, Math.round(seconds * 1e9));
+  assert.ok(await page.locator('#knob-f').isHidden());
+  await page.click('#keep');  // with the memory of both
+  await page.waitForFunction(() => timelines.length === 2 && curves.length === 2 && curves[0].most === curves[1].most);
+  await page.click('#keep');
+  await page.waitForFunction(() => timelines.length === 1 && curves.length === 1);
+  await page.selectOption('#model', '');
+  await page.waitForFunction(() => timelines[0].run.name.startsWith('1f1b, 4 ranks') && timelines[0].run.makespan > 30e9);
+}));
+
+for (const [width, touch] of [[390, true], [1600, false]]) {
+  test(`a run is kept beside the next one, and the address is both, at ${width} px`, () => opened(small, {
+    viewport: {width, height: 900}, hasTouch: touch}, async (page) => {
+    await ready(page);
+    assert.equal(new URL(page.url()).hash, '');
+    await page.click('#keep');
+    await page.selectOption('#family', 'zb-v');
+    await page.waitForFunction(() => timelines.length === 2 && timelines[0].run.name.startsWith('zb-v'));
+    await eventually(async () => assert.match(await page.innerText('section[aria-labelledby=h-headline]'), /zb-v[^]*1f1b/));
+    assert.equal(await page.evaluate(() => view.end), await page.evaluate(() => Math.max(...timelines.map(({run}) => run.makespan))));
+    assert.deepEqual(await page.$$eval('.plot-head .run', (all) => all.map((each) => each.textContent)), ['A', 'B']);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    await eventually(async () => assert.match(decodeURIComponent(new URL(page.url()).hash), /"name":"zb-v"[^]*"beside"/));
+    const before = await page.evaluate(() => timelines.map(({run}) => [run.name, run.makespan]));
+    await page.reload();
+    await ready(page);
+    assert.deepEqual(await page.evaluate(() => timelines.map(({run}) => [run.name, run.makespan])), before);
+    assert.equal(await page.inputValue('#family'), 'zb-v');
+    if (touch) {
+      await settled(page);  // updates hide the card
+      await page.touchscreen.tap(...await placeOf(page, 1, 0, 0.5));
+      await page.locator('#card').waitFor();
+    }
+    await page.click('#keep');
+    await page.waitForFunction(() => timelines.length === 1);
+    assert.equal(await page.locator('.plot-head .run').first().isVisible(), false);
+    // An address without a valid run is refused; the page's own run stays.
+    await page.evaluate(() => { location.hash = '{"scenario": {"parallelism": {"pp": 0}}}'; });
+    await page.locator('#refusal').waitFor();
+    assert.match(await page.textContent('#refusal'), /the address of this page has no valid run: .*pp/);
+  }));
+}
+
 test('a memory cap is checked, and limits the automatic schedule', () => opened(small, {}, async (page) => {
   await ready(page);
   await page.fill('#cap', '2');
@@ -172,7 +225,7 @@ test('all controls have names and are reachable with the keyboard', () => opened
   await ready(page);
   const names = await page.$$eval('#controls :is(input, select, textarea, button)', (all) => all.filter((each) => each.checkVisibility()).map(
     (each) => each.labels?.[0]?.textContent || each.getAttribute('aria-label') || (each.matches('button') && each.textContent) || ''));
-  assert.equal(names.length, 15, names.join());  // schedule, 6 fields with sliders, cap, reset
+  assert.equal(names.length, 17, names.join());  // model, schedule, 6 fields with sliders, cap, keep, reset
   assert.deepEqual(names.filter((name) => !name), []);
   assert.equal(new Set(names).size, names.length, 'names differ');
   await page.locator('#controls > details > summary').focus();

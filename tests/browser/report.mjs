@@ -538,6 +538,8 @@ test('touch: tap, drag and pinch', () => opened(small, {hasTouch: true, viewport
   const [x, y] = await placeOf(page, 0, 1, backwardAt(1, 0) + 1);
   await page.touchscreen.tap(x, y);
   await eventually(async () => assert.match(await page.locator('#card').innerText(), /^B0, backward/));
+  await settled(page);
+  assert.ok(await page.locator('#card').isVisible(), 'it stays when the finger is lifted');
   const session = await page.context().newCDPSession(page);
   const touch = (type, ...xs) => session.send('Input.dispatchTouchEvent',
                                               {type, touchPoints: xs.map((at, id) => ({x: at, y, id}))});

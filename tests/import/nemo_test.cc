@@ -68,10 +68,10 @@ TEST(ImportNemo, ReadsConfigurationsOfMegatronBridge) {
   ASSERT_TRUE(is_foreign(text));
   const Imported imported = import_text(text, "run.yaml");
   EXPECT_THAT(imported.notes, ElementsAre("run.yaml: unknown keys: model.surprising"));
-  // comm_overlap without values overlaps gradients and transfers.
+  // comm_overlap without values overlaps gradients, transfers and, with the distributed optimizer, parameters.
   EXPECT_EQ(imported.scenario.at("parallelism"), Json::parse(R"({
     "tp": 2, "pp": 4, "cp": 1, "ep": 8, "vpp": 2, "sequence_parallel": true, "tp_comm_overlap": true, "distributed_optimizer": true,
-    "overlap_grad_reduce": true, "overlap_transfers": true, "recompute": "selective",
+    "overlap_grad_reduce": true, "overlap_param_gather": true, "overlap_transfers": true, "recompute": "selective",
     "recompute_modules": ["core_attn", "moe"], "flash_attention": true,
     "fused_cross_entropy": true, "cross_entropy_fusion_impl": "native", "transformer_engine": true, "gradient_bytes": 2})"));
   EXPECT_EQ(imported.scenario.at("batch"),
@@ -83,6 +83,8 @@ TEST(ImportNemo, ReadsConfigurationsOfMegatronBridge) {
     return import_text(with(text, from, to), "run.yaml").scenario.at("parallelism");
   };
   EXPECT_FALSE(parallelism("overlap_grad_reduce: null", "overlap_grad_reduce: false").contains("overlap_grad_reduce"));
+  EXPECT_FALSE(
+      parallelism("overlap_grad_reduce: null", "overlap_param_gather: false").contains("overlap_param_gather"));
   EXPECT_EQ(parallelism("overlap_p2p_comm: null", "overlap_p2p_comm: false").at("overlap_transfers"), false);
   EXPECT_FALSE(parallelism("grad_reduce_in_fp32: false", "grad_reduce_in_fp32: null").contains("gradient_bytes"));
   EXPECT_EQ(parallelism("attention_backend: null", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}")

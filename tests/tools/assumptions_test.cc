@@ -100,6 +100,34 @@ TEST(Assumptions, TextHasAtMostSixLines) {
   }
 }
 
+// Every command that predicts from sizes names them, in text and in JSON.
+TEST(Assumptions, AreNamedByEveryCommandThatPredicts) {
+  const std::string dense = "--model llama3-8b --cluster dgx-h100 --seq-length 4096 ";
+  for (const std::string& command :
+       {"slice --pp 4 --backward " + dense, "slice --pp 4 --joint 2 " + dense,
+        "slice --pp 4 --slices 4 --equal-flops " + dense,
+        "slice --pp 4 --microbatches 4 --for seq1f1b --slices 2 --time-budget 0 " + dense,
+        "slice --pp 4 --balance --for 1f1b --lengths lognormal:50,1,4096,512 --time-budget 0 " + dense,
+        "simulate --pp 4 --gbs 16 --sweep mbs=1,2 " + dense,
+        "plan --partition --gpus 4 --tp 1 --cp 1 --dp 1 --pp 4 --vpp 1 --mbs 1 --gbs 4 --schedule 1f1b --recompute "
+        "full "
+        "--recompute-num-layers 0 --use-distributed-optimizer no --use-tp-pp-dp-mapping no " +
+            dense,
+        std::string("weave --schedule dualpipe ") + kExperts + "--pp 4 --ep 4 --dp 4"}) {
+    const json document = run_json(command);
+    EXPECT_EQ(settings_in(document.at("assumptions")).count("/software"), 1U) << command;
+    EXPECT_GT(document.at("not_modeled").size(), 0U) << command;
+    const std::string text = run_sluice(words(command)).out;
+    EXPECT_THAT(text, HasSubstr("\n  assumed  cluster")) << command;
+    EXPECT_THAT(text, HasSubstr("\n  not modeled ")) << command;
+  }
+  // A swept key is given.
+  const auto swept =
+      settings_in(run_json("simulate --pp 4 --gbs 16 --sweep recompute=none,full " + dense)["assumptions"]);
+  EXPECT_EQ(swept.count("/parallelism/recompute"), 0U);
+  EXPECT_EQ(swept.count("/parallelism/precision"), 1U);
+}
+
 // What the search chooses is not assumed; what it does not search is.
 TEST(Assumptions, OfAPlanAreThoseOfItsFastest) {
   const std::string plan_of_experts =

@@ -28,6 +28,7 @@ std::string write(const TemporaryFolder& folder, const std::string& name, const 
 TEST(CommandErrors, WrongUsage) {
   const std::pair<const char*, const char*> cases[] = {
       {"simulat", "unknown command 'simulat'; did you mean 'simulate'? ('sluice --help' lists the commands)"},
+      {"slice --balanced", "slice: --balanced is now --equal-flops; --balance distributes documents"},
       {"simulate --shedule 1f1b", "simulate: unknown flag '--shedule'; did you mean '--schedule'?"},
       {"simulate --hiden-size 8", "simulate: unknown flag '--hiden-size'; did you mean '--hidden-size'?"},
       {"simulate --gpu4s 8", "simulate: unknown flag '--gpu4s'; did you mean '--gpus'?"},

@@ -14,6 +14,7 @@
 
 #include "import/import.h"
 #include "import/megatron_arguments.h"
+#include "import/nemo.h"
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "sim/engine/predict.h"
@@ -205,6 +206,29 @@ void expect_read_back(const char* name, const json& document, std::int64_t gpus,
   }
   EXPECT_GT(outcomes.size(), 10U);
 }
+
+// What `plan` prints for Megatron-Bridge, for the same models as for Megatron-LM.
+class PlanToBridge : public ::testing::TestWithParam<RoundTrip> {};
+
+TEST_P(PlanToBridge, IsReadBackExactly) {
+  const json document = document_of(GetParam());
+  const Framework& framework = *find_framework("megatron-bridge");
+  std::set<std::string> outcomes;
+  for (const auto& [scenario, line] : printed_points(GetParam())) {
+    const std::string yaml = bridge_overrides(line, scenario.chunks);
+    SCOPED_TRACE(yaml);
+    if (!scenario.training.scatter_gather) continue;
+    Imported imported = import_text(yaml, "overrides.yaml");
+    imported.scenario["parallelism"]["gpus"] = GetParam().gpus;
+    outcomes.insert(expect_read_back(std::move(imported), scenario, document["cluster"]));
+  }
+  const bool refused =
+      !framework.refusal(scenario_from_json(document, "base", ""), {.family = &find_family("1f1b")}).empty();
+  EXPECT_EQ(outcomes.size() > 10, !refused);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PlanToBridge, ::testing::ValuesIn(kRoundTrips),
+                         [](const auto& param) { return std::string(param.param.name); });
 
 TEST(Import, ReadsBackTheTomlOfAPlan) {
   for (const auto& [model, zero] :

@@ -51,6 +51,33 @@ TEST(Live, ReturnsTheDocumentOfTheCommand) {
   }
 }
 
+// The second run is that of a report with --compare-with.
+TEST(Live, ComparesWithARunBeside) {
+  nlohmann::json request = live_request("1f1b", 4, 8);
+  request["beside"] = live_request("zb-v", 4, 8);
+  const auto header = nlohmann::json::parse(run_live(request.dump()).header);
+  const auto alone = nlohmann::json::parse(run_live(live_request("1f1b", 4, 8).dump()).header);
+  EXPECT_EQ(header["run"], alone["run"]);
+  const std::string headline = header["headline"];
+  EXPECT_THAT(headline, HasSubstr("1f1b, 4 ranks"));
+  EXPECT_THAT(headline, HasSubstr("zb-v, 4 ranks"));
+  EXPECT_THAT(alone["headline"].get<std::string>(), testing::Not(HasSubstr("zb-v")));
+}
+
+// A model and a cluster of the catalogue are a scenario.
+TEST(Live, HasTheModelsAndClustersOfTheCatalogue) {
+  const auto choices = nlohmann::json::parse(run_live(R"({"families": true})").header);
+  for (const auto& [list, name] : {std::pair("models", "llama3-8b"), {"clusters", "dgx-h100"}}) {
+    EXPECT_THAT(choices[list].get<std::vector<std::string>>(), testing::Contains(name));
+  }
+  const LiveResult result = run_live(R"({"scenario": {"model": "llama3-8b", "cluster": "dgx-h100",
+    "parallelism": {"pp": 4, "tp": 2}, "batch": {"microbatches": 8, "sequence_length": 4096}}})");
+  ASSERT_EQ(result.status, tools::kDone) << result.header;
+  const auto sizes = nlohmann::json::parse(result.header)["sizes"];
+  EXPECT_EQ(sizes["pp"], 4);
+  EXPECT_EQ(sizes["seq"], 4096);
+}
+
 TEST(Live, ReturnsTheRunAndItsTables) {
   nlohmann::json request = live_request("1f1b", 4, 8);
   request["cap"] = "3mb";

@@ -323,8 +323,8 @@ TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
             "sluice: --runs-on sluice: --tp 3: each tensor-parallel rank needs a key/value "
             "head\n");
   EXPECT_EQ(error("megatrn"),
-            "sluice: --runs-on: expected one of megatron, torchtitan, deepspeed, sluice, any, got 'megatrn'; did you "
-            "mean 'megatron'?\n");
+            "sluice: --runs-on: expected one of megatron, megatron-bridge, torchtitan, deepspeed, sluice, any, got "
+            "'megatrn'; did you mean 'megatron'?\n");
 }
 
 // mpiexec kills the other processes a second after one has died; here three, because machines are busy.
@@ -355,13 +355,13 @@ TEST(PlanCommand, NamesTheAssumptionsOfARow) {
     const bool joint = row.at("schedule") == "dualpipe-v";
     EXPECT_EQ(row.at("assumptions"),
               joint ? json({"sends block", "joint blocks hide dispatch and combine"}) : json({"sends block"}));
-    EXPECT_EQ(row.at("runs_on"), joint ? json::array() : json({"megatron"}));
+    EXPECT_EQ(row.at("runs_on"), joint ? json::array() : json({"megatron", "megatron-bridge"}));
   }
   EXPECT_EQ(families.size(), 2U);
   const CommandResult text =
       run_sluice(words(space + "--schedule dualpipe-v --ep 8 --overlap-p2p-communication --show 1"));
   EXPECT_THAT(text.out, HasSubstr("sends overlap, joint blocks hide dispatch and combine\n"));
-  EXPECT_THAT(text.out, HasSubstr("Runs as it is, of those simulated: Megatron-LM none, torchtitan none"));
+  EXPECT_THAT(text.out, HasSubstr("Runs as it is, of those simulated: Megatron-LM none, Megatron-Bridge none"));
 }
 
 TEST(PlanCommand, NamesAShortlist) {

@@ -73,7 +73,7 @@ struct Reader {
   Commands command;
   std::vector<std::string> arguments;  // FILE is the scenario's, FLAGS its flags
   json base;
-  std::vector<std::string> varies = {};  // keys of its output that differ between equal runs
+  std::vector<std::string> varies = {};  // keys of its output that differ between equal runs, or name what is given
 };
 
 std::vector<Reader> readers() {
@@ -84,9 +84,12 @@ std::vector<Reader> readers() {
   json uniform =
       json::parse(R"({"parallelism": {"pp": 4}, "batch": {"microbatches": 8}, "schedule": {"name": "1f1b"}})");
   return {
-      {kSimulate, {"simulate", "FILE", "--json"}, dense_scenario(), {"scenario", "seconds", "first_seconds"}},
-      {kSlice, {"slice", "FILE", "--granularity", "1024", "--backward", "--json"}, dense_scenario()},
-      {kWeave, {"weave", "FILE", "--stage", "3", "--json"}, experts},
+      {kSimulate,
+       {"simulate", "FILE", "--json"},
+       dense_scenario(),
+       {"scenario", "seconds", "first_seconds", "assumptions"}},
+      {kSlice, {"slice", "FILE", "--granularity", "1024", "--backward", "--json"}, dense_scenario(), {"assumptions"}},
+      {kWeave, {"weave", "FILE", "--stage", "3", "--json"}, experts, {"assumptions"}},
       {kKernels, {"profile", "--like", "FILE", "--json"}, dense_scenario()},
       {kPlan,
        {"plan",          "FILE",
@@ -234,7 +237,7 @@ std::string output_of(const Reader& reader, const json& scenario, const std::str
   json document = json::parse(result.out, nullptr, false);
   if (document.is_discarded()) return result.out;
   erase_keys(document, reader.varies);
-  return document.dump();
+  return document.dump() + (reader.command == kWeave ? result.err : "");  // has no joint blocks
 }
 
 json with_example(const json& base, const Setting& row, std::string_view example) {
@@ -467,7 +470,7 @@ TEST(Settings, DefaultsOfTheTableAreThoseOfTheMembers) {
 TEST(Settings, FlagsMeanTheSameAsKeys) {
   const TemporaryFolder folder;
   const Reader file = readers().front();
-  const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario"}};
+  const Reader flags{kSimulate, {"simulate", "FLAGS", "--json"}, file.base, {"scenario", "assumptions"}};
   for_each_setting(in_scope(all_rows()), [&](const Setting& row, std::size_t i) {
     if ((row.offers & kSimulate) == 0 || row.example.empty() || row.pointer.starts_with("/cost")) return;
     if (row.kind == SettingKind::other) return;

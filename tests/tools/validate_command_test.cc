@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
@@ -52,6 +53,22 @@ class Validate : public testing::Test {
 
   TemporaryFolder folder_;
 };
+
+// Keys that are not given, and nothing else.
+TEST_F(Validate, NamesWhatItAssumes) {
+  const auto settings = [](const json& document) {
+    std::set<std::string> out;
+    for (const json& each : document.at("assumptions")) out.insert(each.at("setting"));
+    return out;
+  };
+  const std::string costs = "--steps 1 --tolerance 1000% --cost " + made_up_costs();
+  const json document = validated(costs, 0);
+  EXPECT_EQ(settings(document), (std::set<std::string>{"/parallelism/pp", "/schedule/name"}));
+  EXPECT_EQ(document.at("not_modeled").size(), 2U);
+  EXPECT_EQ(settings(validated("--pp 2 --schedule gpipe " + costs, 0)), std::set<std::string>());
+  const std::string text = run("validate --max-wait 100%" + kValidatedRun + " " + costs).out;
+  EXPECT_THAT(text, HasSubstr("\n  assumed      schedule/name 1f1b, parallelism/pp 2\n  not modeled  waits for cores"));
+}
 
 TEST_F(Validate, PredictionMatchesTheCostFile) {
   const json document = validated("--schedule gpipe,zb-h1 --steps 3 --tolerance 1000% --cost " + made_up_costs(), 0);

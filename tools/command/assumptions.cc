@@ -221,12 +221,17 @@ std::vector<std::string> not_modeled(const Scenario& scenario) {
   return out;
 }
 
-void add_assumptions(OrderedJson& results, const PredictedScenario& of) {
+void add_assumptions(OrderedJson& results, const std::vector<Assumption>& assumed,
+                     const std::vector<std::string>& not_modeled) {
   OrderedJson& rows = results["assumptions"] = OrderedJson::array();
-  for (const Assumption& each : assumptions_of(of)) {
+  for (const Assumption& each : assumed) {
     rows.push_back({{"setting", each.setting}, {"value", each.value}, {"source", each.source}});
   }
-  results["not_modeled"] = not_modeled(of.scenario);
+  results["not_modeled"] = not_modeled;
+}
+
+void add_assumptions(OrderedJson& results, const PredictedScenario& of) {
+  add_assumptions(results, assumptions_of(of), not_modeled(of.scenario));
 }
 
 std::string assumptions_text(const PredictedScenario& of) {
@@ -253,6 +258,11 @@ std::string assumptions_text(const PredictedScenario& of) {
         line_of(fmt::format("  {:<8} {:<14} ", i == 0 ? "assumed" : "", label_of(groups[i].first)), groups[i].second);
   }
   return out + line_of(fmt::format("  {:<23} ", "not modeled"), not_modeled(of.scenario));
+}
+
+void add_assumptions(OrderedJson& results, std::string& text, const PredictedScenario& of) {
+  add_assumptions(results, of);
+  text += assumptions_text(of);
 }
 
 }  // namespace sluice::tools

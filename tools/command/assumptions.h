@@ -42,9 +42,14 @@ std::vector<std::string> not_modeled(const Scenario& scenario);
 
 // Appends them to the JSON document of a prediction: `assumptions`, with setting, value and source, and `not_modeled`.
 void add_assumptions(OrderedJson& results, const PredictedScenario& of);
+void add_assumptions(OrderedJson& results, const std::vector<Assumption>& assumed,
+                     const std::vector<std::string>& not_modeled);
 
 // Returns at most six lines about both, no wider than kAssumptionColumns; "" without assumptions.
 inline constexpr std::size_t kAssumptionColumns = 120;
 std::string assumptions_text(const PredictedScenario& of);
+
+// Appends them to the JSON document of an output and to its text.
+void add_assumptions(OrderedJson& results, std::string& text, const PredictedScenario& of);
 
 }  // namespace sluice::tools

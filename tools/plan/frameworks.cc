@@ -11,6 +11,7 @@
 
 #include "import/megatron_arguments.h"
 #include "import/megatron_model.h"
+#include "import/nemo.h"
 #include "model/errors.h"
 #include "model/input/nearest.h"
 
@@ -75,6 +76,14 @@ std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
              "multi-token prediction of its hybrid models is on the last stage");
   out.unless(base.training.zero_stage() < 2, "its arguments are printed for the ZeRO stages 0 and 1 only");
   return out.take();
+}
+
+std::string refused_by_bridge(const Scenario& base, const PlanPoint& point) {
+  Refusal out;
+  out.unless(base.training.scatter_gather, "it has no --no-scatter-gather-tensors-in-pipeline");
+  out.unless(base.training.deferred_head_gradients == 0, "deferred gradients of the head are not printed for it");
+  const std::string reason = out.take();
+  return reason.empty() ? refused_by_megatron(base, point) : reason;
 }
 
 // PyTorch's names of schedules.
@@ -350,6 +359,10 @@ std::string megatron_line(const Scenario& base, const PlanSpace& space, const Pl
   return megatron_arguments(scenario_of(base, space, point));
 }
 
+std::string bridge_yaml(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  return bridge_overrides(megatron_line(base, space, point), point.chunks);
+}
+
 // The reason of `refused_by`.
 template <auto refused_by>
 std::string refusal_of(const Scenario& base, const PlanPoint& point) {
@@ -364,6 +377,7 @@ std::string transformer_lacks(const Model& model) { return model.flat ? "" : "a 
 
 constexpr Framework kFrameworks[] = {
     {"megatron", "Megatron-LM", megatron_lacks, refusal_of<refused_by_megatron>, megatron_line},
+    {"megatron-bridge", "Megatron-Bridge", megatron_lacks, refusal_of<refused_by_bridge>, bridge_yaml},
     {"torchtitan", "torchtitan", transformer_lacks, refusal_of<refused_by_torchtitan>, torchtitan_toml},
     {"deepspeed", "DeepSpeed", transformer_lacks, refusal_of<refused_by_deepspeed>, deepspeed_arguments},
     {"sluice", "sluice", transformer_lacks, refusal_of<refused_by_sluice>, sluice_arguments}};
@@ -401,7 +415,7 @@ void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
     throw InputError(fmt::format("--runs-on {}: {}: {} is not supported", framework.name, base.model->name, lacks));
   }
   if (const std::string reason = refused(plainest()); !reason.empty()) fail("the scenario", reason);
-  space.megatron_transfers = framework.name == "megatron";
+  space.megatron_transfers = framework.name.starts_with("megatron");
   space.base_transfers = !space.megatron_transfers;
   if (framework.name == "torchtitan") {
     if (base.training.cross_entropy == Training::CrossEntropy::native) {

@@ -17,6 +17,7 @@
 #include "model/scenario/setup.h"
 #include "model/to_size.h"
 #include "sim/engine/predict.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/document.h"
 #include "tools/plan/plan_output.h"
 #include "traces/text/quantity_text.h"
@@ -135,6 +136,8 @@ std::string partition_table(const PartitionReport& report) {
                    100 * static_cast<double>(rank.needed_bytes) / static_cast<double>(usable_bytes(gpu)),
                    fmt::join(rank.layers, ","));
   }
+  const Scenario scenario = scenario_of(report.base, report.space, report.point);
+  out += "\n" + assumptions_text({scenario, report.document, kPlan, has_joint_blocks(make_schedule(scenario))});
   return out + fmt::format("\nsimulate:  {}\n", flags_of(report.base, report.space, report.point));
 }
 
@@ -167,6 +170,8 @@ std::string partition_json(const PartitionReport& report) {
   for (const RankOfPartition& rank : ranks_of(report)) {
     out["ranks"].push_back({{"layers", rank.layers}, {"needed_memory_bytes", rank.needed_bytes}});
   }
+  const Scenario scenario = scenario_of(report.base, report.space, report.point);
+  add_assumptions(out, {scenario, report.document, kPlan, has_joint_blocks(make_schedule(scenario))});
   out["flags"] = flags_of(report.base, report.space, report.point);
   return json_text(std::move(out));
 }

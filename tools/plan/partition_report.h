@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "sim/planner/partition.h"
@@ -14,7 +15,8 @@ PlanPoint only_configuration(const Scenario& base, const PlanSpace& space);
 struct PartitionReport {
   const Scenario& base;
   const PlanSpace& space;
-  PlanPoint point;  // with the layers of `found`
+  const nlohmann::json& document;  // that specifies the base
+  PlanPoint point;                 // with the layers of `found`
   Partition found;
   double seconds = 0;  // search time
   bool interrupted = false;

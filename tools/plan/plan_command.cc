@@ -236,7 +236,8 @@ int partition_command(const PlanOptions& options) {
   const Interrupt interrupt;
   const auto begin = std::chrono::steady_clock::now();
   PlanSpace space = space_of(options.request);
-  const Scenario base = base_scenario(options.request, options.flags->document(options.request.file), true, space);
+  const nlohmann::json document = options.flags->document(options.request.file);
+  const Scenario base = base_scenario(options.request, document, true, space);
   if (base.documents || base.training.forward_only()) {
     throw InputError("plan: --partition is for training with microbatches of one length");
   }
@@ -245,7 +246,8 @@ int partition_command(const PlanOptions& options) {
         "plan: --partition chooses the layers of all stages: remove --decoder-first-pipeline-num-layers and "
         "--decoder-last-pipeline-num-layers");
   }
-  PartitionReport report{.base = base, .space = space, .point = only_configuration(base, space), .found = {}};
+  PartitionReport report{
+      .base = base, .space = space, .document = document, .point = only_configuration(base, space), .found = {}};
   report.found = best_partition(scenario_of(base, space, report.point), {}, interrupt.flag());
   report.point.stage_layers = report.found.layers;
   report.point.mtp_stage = report.found.mtp_stage;
@@ -355,9 +357,9 @@ Subcommand add_plan_command(CLI::App& app) {
   search(command
              ->add_option("--runs-on", options->request.runs_on,
                           "Only configurations that this framework runs as it is, and its command line or "
-                          "configuration file for the first: megatron, torchtitan, deepspeed, sluice or any (default: "
-                          "any; with --schedule megatron: megatron)")
-             ->type_name("TEXT:{megatron,torchtitan,deepspeed,sluice,any}"));
+                          "configuration file for the first: megatron, megatron-bridge, torchtitan, deepspeed, sluice "
+                          "or any (default: any; with --schedule megatron: megatron)")
+             ->type_name("TEXT:{megatron,megatron-bridge,torchtitan,deepspeed,sluice,any}"));
   list("--schedule", options->request.schedules,
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
   sizes("--tp,--tensor-model-parallel-size", space.tp, 4096,

@@ -293,7 +293,7 @@ std::string shown_text(const Plan& plan, const std::vector<int>& ranking, int ro
     }
     std::string text = framework.configuration(base, plan.space(), point);
     text.erase(text.find_last_not_of('\n') + 1);
-    add(framework.title, (text.starts_with('[') ? "\n" : "") + text);
+    add(framework.title, (text.find('\n') < text.find(' ') ? "\n" : "") + text);
   }
   return out;
 }

@@ -60,11 +60,6 @@ Json built_in_model() {
           {"attention_dropout", 0.0}};
 }
 
-void set_default(Json& document, const char* pointer, const Json& value) {
-  Json& place = document[Json::json_pointer(pointer)];
-  if (place.is_null()) place = value;
-}
-
 bool has(const Json& document, const char* pointer) {
   const Json::json_pointer at(pointer);
   return document.contains(at) && !document.at(at).is_null();
@@ -209,6 +204,7 @@ struct RunFlags::Values {
   double learning_rate = 1e-3;
   double weight_decay = 0.01;
   double clip = 1;
+  std::vector<Assumption> assumed;
 };
 
 RunFlags::RunFlags(CLI::App& command, std::initializer_list<std::string_view> without)
@@ -248,8 +244,20 @@ RunFlags::RunFlags(CLI::App& command, std::initializer_list<std::string_view> wi
 
 RunFlags::~RunFlags() = default;
 
+const std::vector<Assumption>& RunFlags::assumed() const { return values_->assumed; }
+
 Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   Json document = values_->scenario->document(values_->file);
+  values_->assumed.clear();
+  const auto assume = [&](const char* pointer, const std::string& value) {
+    values_->assumed.push_back({pointer, std::string_view(pointer).substr(1), value, "default of runs", ""});
+  };
+  const auto set_default = [&](const char* pointer, const Json& value) {
+    Json& place = document[Json::json_pointer(pointer)];
+    if (!place.is_null()) return;
+    place = value;
+    assume(pointer, value.is_string() ? value.get<std::string>() : value.dump());
+  };
   if (!schedule.empty()) {
     Json& name = document[Json::json_pointer("/schedule/name")];
     if (name.is_null() || name.is_string()) name = schedule;  // reading rejects any other type
@@ -261,16 +269,17 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   const bool packs = has(document, "/batch/lengths");
   if (built_in) {
     document["model"] = built_in_model();
-    if (!packs) set_default(document, "/batch/sequence_length", 128);
-    if (!packs) set_default(document, "/batch/micro_batch", 2);
+    assume("/model", kBuiltInModel);
+    if (!packs) set_default("/batch/sequence_length", 128);
+    if (!packs) set_default("/batch/micro_batch", 2);
   }
-  set_default(document, "/schedule/name", "1f1b");
+  set_default("/schedule/name", "1f1b");
   const std::string name = document.at(Json::json_pointer("/schedule/name")).is_string()
                                ? document.at(Json::json_pointer("/schedule/name")).get<std::string>()
                                : "";
   if (!names_file(name)) {
-    set_default(document, "/parallelism/pp", 2);
-    if (!packs && !has(document, "/batch/global_batch")) set_default(document, "/batch/microbatches", 8);
+    set_default("/parallelism/pp", 2);
+    if (!packs && !has(document, "/batch/global_batch")) set_default("/batch/microbatches", 8);
   }
   Scenario scenario = ScenarioFlags::read(document, values_->file);
   // A run needs no costs; those of the file have been checked.

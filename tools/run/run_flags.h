@@ -16,6 +16,7 @@
 #include "model/cost/profile.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/run/run_place.h"
 
@@ -55,6 +56,8 @@ class RunFlags {
   // Returns the file overridden by the flags, with defaults for what is missing. A non-empty `schedule` replaces
   // --schedule; `unsliced` removes the keys about slices. Throws InputError for features that a run does not support.
   Scenario scenario(const std::string& schedule = "", bool unsliced = false) const;
+  // Returns what the last scenario() took for keys that are not given.
+  const std::vector<Assumption>& assumed() const;
   // Calls `work` and changes the message of its InputError to name the flag that set the value (ScenarioFlags).
   int naming_flags(const std::function<int()>& work) const;
   // Prints one line on standard error with the sections of the file that `command` does not use, if it has any.

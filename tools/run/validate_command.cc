@@ -163,6 +163,11 @@ Verdict Tolerances::verdict(const Validation& validation) const {
   return holds ? Verdict::within : Verdict::outside;
 }
 
+// What predictions with measured costs leave out.
+std::vector<std::string> not_validated() {
+  return {"waits for cores (such runs are left out or marked)", "caches that other ops fill than in the profile"};
+}
+
 // Prints one line per schedule, then its kinds of ops and its ranks.
 void print_validations(std::span<const Validation> validations, const ValidationHeading& heading,
                        const Tolerances& tolerances) {
@@ -177,7 +182,7 @@ void print_validations(std::span<const Validation> validations, const Validation
 
 // Returns one JSON document (schema sluice.validation/1, docs/formats.md).
 std::string validations_json(std::span<const Validation> validations, const ValidationHeading& heading,
-                             const Tolerances& tolerances) {
+                             const Tolerances& tolerances, const std::vector<Assumption>& assumed) {
   OrderedJson out = {{"schema", "sluice.validation/1"},
                      {"machine", heading.machine},
                      {"model", heading.model},
@@ -188,6 +193,7 @@ std::string validations_json(std::span<const Validation> validations, const Vali
                      {"memory_tolerance", tolerances.memory},
                      {"validations", OrderedJson::array()}};
   for (const Validation& of : validations) out["validations"].push_back(validation_json(of, tolerances));
+  add_assumptions(out, assumed, not_validated());
   return json_text(out);
 }
 
@@ -336,9 +342,13 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
                                            : !options.profile.empty() ? options.profile
                                                                       : "measured"};
   if (options.json) {
-    fmt::print("{}", validations_json(validations, heading, tolerances));
+    fmt::print("{}", validations_json(validations, heading, tolerances, options.flags->assumed()));
   } else {
     print_validations(validations, heading, tolerances);
+    std::string assumed;
+    for (const Assumption& each : options.flags->assumed()) assumed += fmt::format(", {} {}", each.name, each.value);
+    fmt::print("\n{}  not modeled  {}\n", assumed.empty() ? "" : fmt::format("  assumed      {}\n", assumed.substr(2)),
+               fmt::join(not_validated(), ", "));
   }
   if (exit_code == kMachineBusy && shared_cores) {
     print_message("no verdict: there are more workers than cores; accept it with --max-wait 100%");

@@ -121,12 +121,7 @@ LivePage live_page(const Setup& setup, const Prediction& prediction, const nlohm
     throw InputError(fmt::format("--live: the page would predict {} ns instead of {} ns", makespan,
                                  prediction.metrics.makespan.count()));
   }
-  const Schedule& schedule = setup.schedule();
-  request["sizes"] = {{"pp", schedule.num_ranks()},
-                      {"vpp", schedule.num_chunks()},
-                      {"microbatches", schedule.num_microbatches()},
-                      {"slices", schedule.max_slices()},
-                      {"batches", schedule.num_batches()}};
+  request["sizes"] = live_sizes(setup);
   return {.engine = live_engine(), .request = request.dump()};
 }
 

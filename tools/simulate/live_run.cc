@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "model/cluster/cluster.h"
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/automatic.h"
@@ -85,11 +86,23 @@ ReportMetric capped_memory_metric(const Prediction& prediction, std::int64_t cap
           .warning = above > 0 ? counted(above, "rank", "s") + " above the cap" : ""};
 }
 
-Report live_report(const PlannedSetup& planned, const Prediction& prediction, const MemoryCap& cap) {
+// A predicted run of a request.
+struct LiveRun {
+  explicit LiveRun(const Json& request)
+      : cap(request.contains("cap") ? parse_memory_cap(request["cap"].get<std::string>(), "memory cap") : MemoryCap{}),
+        planned(live_setup(request, scenario_from_json(request.at("scenario"), "scenario", ""))),
+        prediction(predict(*planned.setup, {.keep_memory = true})) {}
+
+  MemoryCap cap;
+  PlannedSetup planned;
+  Prediction prediction;
+};
+
+// Refers to `of`.
+ReportRun live_report_run(const LiveRun& of) {
+  const auto& [cap, planned, prediction] = of;
   const Setup& setup = *planned.setup;
-  Report report;
-  report.runs.push_back(report_run(setup, prediction, ""));
-  ReportRun& run = report.runs.front();
+  ReportRun run = report_run(setup, prediction, "");
   run.headline.push_back(in_flight_metric(prediction, cap.microbatches));
   if (cap.bytes) {
     run.drawn.capacity_bytes = cap.bytes;
@@ -102,19 +115,21 @@ Report live_report(const PlannedSetup& planned, const Prediction& prediction, co
                             .number = {},
                             .warning = ""});
   }
-  return report;
+  return run;
 }
 
 LiveResult simulated(const Json& request) {
-  const Scenario scenario = scenario_from_json(request.at("scenario"), "scenario", "");
-  const MemoryCap cap =
-      request.contains("cap") ? parse_memory_cap(request["cap"].get<std::string>(), "memory cap") : MemoryCap{};
-  const PlannedSetup planned = live_setup(request, scenario);
-  const Prediction prediction = predict(*planned.setup, {.keep_memory = true});
-  const Report report = live_report(planned, prediction, cap);
+  const LiveRun run(request);
+  const auto& [cap, planned, prediction] = run;
+  std::optional<LiveRun> beside;
+  if (request.contains("beside")) beside.emplace(request["beside"]);
+  Report report;
+  report.runs.push_back(live_report_run(run));
+  if (beside) report.runs.push_back(live_report_run(*beside));
   ReportData data = encode_run(report.runs.front().drawn);
   nlohmann::ordered_json header;
   header["name"] = report.runs.front().name;
+  header["sizes"] = live_sizes(*planned.setup);
   header["headline"] = headline_html(report);
   if (request.value("tables", true)) {
     header["idle"] = idle_html(report);
@@ -146,10 +161,28 @@ LiveResult failed(int status, std::string message) {
 
 }  // namespace
 
+OrderedJson live_sizes(const Setup& setup) {
+  const Schedule& schedule = setup.schedule();
+  const Training& training = setup.scenario().training;
+  return {{"pp", schedule.num_ranks()},
+          {"vpp", schedule.num_chunks()},
+          {"microbatches", schedule.num_microbatches()},
+          {"slices", schedule.max_slices()},
+          {"batches", schedule.num_batches()},
+          {"dp", training.dp},
+          {"mbs", training.micro_batch},
+          {"seq", training.sequence_length}};
+}
+
 LiveResult run_live(std::string_view request) {
   try {
     const Json parsed = parse_json(request, "request");
-    if (parsed.contains("families")) return {.status = kDone, .header = families_json().dump(), .columns = ""};
+    if (parsed.contains("families")) {
+      OrderedJson choices = families_json();
+      choices["models"] = catalogue_models();
+      choices["clusters"] = catalogue_nodes();
+      return {.status = kDone, .header = choices.dump(), .columns = ""};
+    }
     return simulated(parsed);
   } catch (const DoesNotFit& error) {
     return failed(kNotFeasible, error.what());

@@ -3,7 +3,8 @@
 #include <string>
 #include <string_view>
 
-#include "model/namespaces.h"
+#include "model/scenario/setup.h"
+#include "tools/command/document.h"
 
 namespace sluice::tools {
 
@@ -17,15 +18,21 @@ struct LiveResult {
   std::string columns;  // of the run's ReportData
 };
 
+// The sizes of a run that the controls of a page show.
+OrderedJson live_sizes(const Setup& setup);
+
 // Simulates a scenario for a live page. The request is a JSON object:
-//   scenario   a scenario (sluice.scenario/1). Paths in it are errors, except that of the schedule if `schedule` is
-//   given schedule   the contents of the schedule file that the scenario names (optional) cap        memory cap per
-//   rank, as of --memory-cap; ranks above it are reported (optional) tables     whether to return the tables of the
-//   report (default true) csv        whether to return the schedule as CSV (default false) document   whether to return
-//   the document of `simulate --json` (default false)
-// The header has `run`, the header of ReportData, `name`, `scenario`, HTML of the report's `headline` and, if
-// requested, `idle` and `ranks`; and `csv` or, if the schedule has no such form, `csv_error`; and `document`, as text.
-// {"families": true} returns the families in the schema sluice.families/1 instead. Does not throw.
+// - scenario: a scenario (sluice.scenario/1) without paths, except that of the schedule if `schedule` is given
+// - schedule: the contents of the schedule file that the scenario names (optional)
+// - cap: memory cap per rank, as of --memory-cap; ranks above it are reported (optional)
+// - beside: another request, whose run is the second one of the report (optional)
+// - tables: whether to return the tables of the report (default true)
+// - csv: whether to return the schedule as CSV (default false)
+// - document: whether to return the document of `simulate --json` (default false)
+// The header has `run`, the header of ReportData, `name`, `sizes`, HTML of the report's `headline` and, if requested,
+// `idle` and `ranks`; and `csv` or, if the schedule has no such form, `csv_error`; and `document`, as text.
+// {"families": true} returns the families in the schema sluice.families/1 instead, with the names of `models` and
+// `clusters` of the catalogue. Does not throw.
 LiveResult run_live(std::string_view request);
 
 }  // namespace sluice::tools

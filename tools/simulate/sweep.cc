@@ -5,14 +5,17 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <mutex>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "model/errors.h"
 #include "sim/engine/parallel.h"
 #include "sim/engine/predict.h"
 #include "sim/engine/shortened.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
 #include "tools/command/messages.h"
@@ -81,9 +84,9 @@ nlohmann::json document_with(const nlohmann::json& base, const std::vector<Sweep
   return document;
 }
 
-// Predicts the combination of `point`'s values. Once `*stop` is set, it may get no result.
-void predict_point(const nlohmann::json& base, const std::string& file, const std::vector<SweepAxis>& axes,
-                   const std::vector<std::string>& fixed, SweepPoint& point, const std::atomic<bool>* stop) {
+// Predicts the combination of `point`'s values. Once `*stop` is set, it may get no result. Returns its document.
+nlohmann::json predict_point(const nlohmann::json& base, const std::string& file, const std::vector<SweepAxis>& axes,
+                             const std::vector<std::string>& fixed, SweepPoint& point, const std::atomic<bool>* stop) {
   nlohmann::json document = base;
   try {
     document = document_with(base, axes, fixed, point.values, file);
@@ -97,7 +100,7 @@ void predict_point(const nlohmann::json& base, const std::string& file, const st
     const Scenario scenario = ScenarioFlags::read(document, file);
     auto brief = predict_shortened(scenario);
     const PlannedSetup planned = brief ? PlannedSetup{} : planned_setup(scenario, {}, stop);
-    if (stop != nullptr && *stop) return;
+    if (stop != nullptr && *stop) return document;
     const Setup& setup = brief ? *brief->setup : *planned.setup;
     Prediction prediction = brief ? std::move(brief->prediction) : predict(setup);
     if (planned.batch) fit_all_replicas(scenario, *planned.batch, prediction);
@@ -113,6 +116,7 @@ void predict_point(const nlohmann::json& base, const std::string& file, const st
   } catch (const ScheduleError& error) {
     point.error = error.what();
   }
+  return document;
 }
 
 }  // namespace
@@ -192,6 +196,9 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
   check_exclusions(sweep.axes, fixed);
   const auto stopped = [stop] { return stop != nullptr && *stop; };
   sweep.points.resize(count);
+  std::mutex mutex;
+  std::int64_t first = count;  // with a result
+  nlohmann::json document;     // of it
   Progress progress("predicted", count);
   std::atomic<std::int64_t> done = 0;
   parallel_for(count, [&](std::int64_t index) {
@@ -203,10 +210,21 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       point.values[a] = values[rest % std::ssize(values)];
       rest /= std::ssize(values);
     }
-    if (!stopped()) predict_point(base, file, sweep.axes, fixed, point, stop);
+    if (!stopped()) {
+      nlohmann::json predicted = predict_point(base, file, sweep.axes, fixed, point, stop);
+      const std::scoped_lock lock(mutex);
+      if (point.has_result() && index < first) {
+        first = index;
+        document = std::move(predicted);
+      }
+    }
     if (!stopped()) return progress.done(++done);
     if (!point.has_result()) point.error = kInterruptedPoint;
   });
+  if (first == count) return sweep;
+  const Scenario scenario = ScenarioFlags::read(document, file);
+  const bool joint = scenario.schedule != kAutomatic && has_joint_blocks(make_schedule(scenario));
+  add_assumptions(sweep.rests_on, sweep.assumed, {scenario, document, kSimulate, joint});
   return sweep;
 }
 
@@ -241,7 +259,7 @@ std::string sweep_table(const Sweep& sweep) {
     }
   }
   for (const std::string& note : notes) out += note;
-  return out;
+  return out + (sweep.assumed.empty() ? "" : "\n" + sweep.assumed);
 }
 
 std::string sweep_csv(const Sweep& sweep) {
@@ -268,6 +286,7 @@ OrderedJson sweep_json(const Sweep& sweep) {
     if (!point.adapted.inherited.empty()) row["inherited"] = point.adapted.inherited;
     row.update(point.has_result() ? point.result : OrderedJson{{"error", point.error}});
   }
+  out.update(sweep.rests_on);
   return out;
 }
 

@@ -40,6 +40,8 @@ struct SweepPoint {
 struct Sweep {
   std::vector<SweepAxis> axes;
   std::vector<SweepPoint> points;  // the last axis varies fastest
+  OrderedJson rests_on;            // of the first with a result: `assumptions` and `not_modeled`
+  std::string assumed;             // the same as text
 };
 
 // Predicts every combination of the axes' values, which override the keys of `base`, in parallel. In a sweep over

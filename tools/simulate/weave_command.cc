@@ -15,6 +15,7 @@
 #include "model/scenario/setup.h"
 #include "model/weave/part_kernels.h"
 #include "model/weave/weave.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/command.h"
 #include "tools/command/document.h"
 #include "tools/command/messages.h"
@@ -88,8 +89,7 @@ WovenBlock block_of_parts(const WeaveOptions& options, const nlohmann::json& doc
 }
 
 // Of the stage with the most layers in the middle, unless one is given.
-WovenBlock block_of_scenario(const WeaveOptions& options) {
-  const Setup setup(options.flags->scenario(options.file));
+WovenBlock block_of_scenario(const WeaveOptions& options, const Setup& setup) {
   print_message(ScenarioFlags::unused(options.file, "weave", kWeave));
   const int stages = setup.schedule().num_stages();
   const int stage = options.stage.value_or(stages / 2);
@@ -130,8 +130,8 @@ double hidden(const WovenBlock& block) {
   return block.communication_s > 0 ? 1 - block.exposed_s / block.communication_s : 0;
 }
 
-std::string block_json(const WovenBlock& block) {
-  nlohmann::ordered_json out;
+OrderedJson block_json(const WovenBlock& block) {
+  OrderedJson out;
   out["schema"] = "sluice.weave/1";
   out["order"] = order_of(block);
   out["seconds"] = block.seconds;
@@ -139,9 +139,9 @@ std::string block_json(const WovenBlock& block) {
   out["outside_s"] = block.outside_s;
   out["communication_s"] = block.communication_s;
   out["hidden_fraction"] = hidden(block);
-  out["parts"] = nlohmann::ordered_json::array();
+  out["parts"] = OrderedJson::array();
   for (const WovenPart& part : block.parts) {
-    nlohmann::ordered_json row;
+    OrderedJson row;
     row["part"] = to_string(part.part);
     row["layer"] = part.layer;
     row["start_s"] = part.start_s;
@@ -153,7 +153,7 @@ std::string block_json(const WovenBlock& block) {
     }
     out["parts"].push_back(std::move(row));
   }
-  return json_text(out);
+  return out;
 }
 
 std::string block_table(const WovenBlock& block) {
@@ -189,9 +189,14 @@ int weave_command(const WeaveOptions& options) {
     if (options.parts.empty() && given) throw InputError(fmt::format("weave: {} needs --parts", flag));
   }
   if (!options.parts.empty() && options.stage) throw InputError("weave: --stage needs a scenario");
-  const WovenBlock block = options.parts.empty() ? block_of_scenario(options)
-                                                 : block_of_parts(options, options.flags->document(options.file));
-  fmt::print("{}", options.json ? block_json(block) : block_table(block));
+  const nlohmann::json document = options.flags->document(options.file);
+  std::optional<Setup> setup;
+  if (options.parts.empty()) setup.emplace(ScenarioFlags::read(document, options.file));
+  const WovenBlock block = setup ? block_of_scenario(options, *setup) : block_of_parts(options, document);
+  OrderedJson results = block_json(block);
+  std::string text = block_table(block);
+  if (setup) add_assumptions(results, text, {setup->scenario(), document, kWeave, true});
+  fmt::print("{}", options.json ? json_text(results) : text);
   return kDone;
 }
 

@@ -14,6 +14,7 @@
 #include "model/to_size.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/batch_setup.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
@@ -71,7 +72,8 @@ class Balance {
   }
 
   SliceCut cut() const {
-    SliceCut out{.table = text(), .json = json_text(json()), .assumed = assumed_};
+    SliceCut out{.table = text(), .json = json(), .assumed = assumed_};
+    add_assumptions(out.json, out.table, {scenario_of(best_->packer), document_});
     out.feasible = fits(*best_);
     out.interrupted = is_stopped();
     for (int i = 0; i < best_->batch->microbatches(); ++i) {

@@ -47,7 +47,7 @@ int slice_command(SliceOptions& options) {
     write_file_whole(options.output, request.balance ? batch_lengths_text(cut.batch, json)
                                                      : lengths_text(cut.lengths, cut.schedule, json));
   }
-  fmt::print("{}", options.json ? cut.json : cut.table);
+  fmt::print("{}", options.json ? json_text(cut.json) : cut.table);
   if (cut.interrupted) return Interrupt::exit_code();
   return cut.feasible ? kDone : kNotFeasible;
 }

@@ -15,6 +15,7 @@
 #include "model/slicing/slice_times_file.h"
 #include "sim/engine/parallel.h"
 #include "sim/planner/slices_for_schedule.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/calibration_warning.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/slice/slice_balance.h"
@@ -132,9 +133,11 @@ void compare(const SlicingProblem& problem, CutReport& report) {
   }
 }
 
-SliceCut cut_of(const CutReport& report) {
-  return {
+SliceCut cut_of(const CutReport& report, const SliceCosts& costs, const nlohmann::json& document) {
+  SliceCut cut{
       .table = cut_table(report), .json = cut_json(report), .lengths = report.plan.lengths, .assumed = report.assumed};
+  if (costs.scenario() != nullptr) add_assumptions(cut.json, cut.table, {*costs.scenario(), document, kSlice});
+  return cut;
 }
 
 SliceCut terapipe(const SliceRequest& request, const nlohmann::json& document) {
@@ -162,7 +165,7 @@ SliceCut terapipe(const SliceRequest& request, const nlohmann::json& document) {
           request.times);
     }
   }
-  return cut_of(report);
+  return cut_of(report, costs, document);
 }
 
 // Cuts into slices of equal FLOPs, and compares their time with the fastest cut. That one is searched at a granularity
@@ -195,7 +198,7 @@ SliceCut balanced(const SliceRequest& request, const nlohmann::json& document) {
   report.proven = report.best_granularity == report.granularity;
   compare(problem, report);
   report.even = fine.latency(even_slices(fine.tokens(), fine.granularity(), slices));
-  return cut_of(report);
+  return cut_of(report, fine, document);
 }
 
 SliceCut joint(const SliceRequest& request, const nlohmann::json& document) {
@@ -212,7 +215,9 @@ SliceCut joint(const SliceRequest& request, const nlohmann::json& document) {
   report.plan = best_joint_slices(request.joint, problem_of);
   report.together = best_slices(problem_of(request.joint)).latency;
   report.apart = request.joint * best_slices(problem_of(1)).latency;
-  return {.table = joint_table(report), .json = joint_json(report), .assumed = report.frame.assumed};
+  SliceCut cut{.table = joint_table(report), .json = joint_json(report), .assumed = report.frame.assumed};
+  if (costs.scenario() != nullptr) add_assumptions(cut.json, cut.table, {*costs.scenario(), document, kSlice});
+  return cut;
 }
 
 // Errors about the schedule name the flag that sets it.
@@ -250,6 +255,7 @@ SliceCut for_schedule(const SliceRequest& request, nlohmann::json document) {
                .feasible = found.best.has_value(),
                .assumed = assumed_times_line(search.scenario),
                .interrupted = found.interrupted};
+  add_assumptions(cut.json, cut.table, {search.scenario, document});
   if (found.best) cut.lengths = found.candidates[*found.best].lengths;
   return cut;
 }

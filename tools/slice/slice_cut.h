@@ -15,6 +15,7 @@
 #include "model/slicing/chunk_times.h"
 #include "model/slicing/stage_times.h"
 #include "model/slicing/terapipe.h"
+#include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
 
 namespace sluice::tools {
@@ -85,7 +86,7 @@ struct SliceRequest {
 
 struct SliceCut {
   std::string table;                  // for the terminal
-  std::string json;                   // sluice.slice/1  (docs/formats.md)
+  OrderedJson json;                   // sluice.slice/1  (docs/formats.md)
   std::vector<std::int64_t> lengths;  // in tokens; empty for a joint cut
   std::vector<Documents> batch;       // by microbatch, of each number those of all replicas
   std::string schedule;               // that they are for; empty: any

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "tools/command/document.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -96,7 +95,7 @@ std::string cut_table(const CutReport& report) {
   return out + hop_latency_text(report);
 }
 
-std::string cut_json(const CutReport& report) {
+OrderedJson cut_json(const CutReport& report) {
   const SlicePlan& plan = report.plan;
   OrderedJson out = frame_json(report);
   out["slices"] = plan.lengths.size();
@@ -118,7 +117,7 @@ std::string cut_json(const CutReport& report) {
   out["best_even"] = {{"slices", report.best_even}, {"time_s", to_seconds(report.best_even_time)}};
   out["unsliced_s"] = to_seconds(report.whole);
   out["hop_latency_s"] = to_seconds(report.hop_latency * (report.backward ? 2 : 1));
-  return json_text(out);
+  return out;
 }
 
 std::string joint_table(const JointReport& report) {
@@ -134,7 +133,7 @@ std::string joint_table(const JointReport& report) {
   return out + hop_latency_text(report.frame);
 }
 
-std::string joint_json(const JointReport& report) {
+OrderedJson joint_json(const JointReport& report) {
   OrderedJson out = frame_json(report.frame);
   out["parts"] = OrderedJson::array();
   for (const JointPlan::Part& part : report.plan.parts) {
@@ -148,7 +147,7 @@ std::string joint_json(const JointReport& report) {
   out["together_s"] = to_seconds(report.together);
   out["apart_s"] = to_seconds(report.apart);
   out["hop_latency_s"] = to_seconds(report.frame.hop_latency * (report.frame.backward ? 2 : 1));
-  return json_text(out);
+  return out;
 }
 
 std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& found) {
@@ -183,7 +182,7 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   return out;
 }
 
-std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& found) {
+OrderedJson schedule_json(const SlicesRequest& request, const ScheduleSlices& found) {
   OrderedJson out = {{"schema", "sluice.slice/1"},
                      {"method", "schedule"},
                      {"schedule", request.scenario.schedule},
@@ -216,7 +215,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
                                  {"searched", candidate.searched},
                                  {"memory", slice_fit_json(candidate.fit)}});
   }
-  return json_text(out);
+  return out;
 }
 
 }  // namespace sluice::tools

@@ -9,6 +9,7 @@
 #include "model/slicing/joint.h"
 #include "model/slicing/terapipe.h"
 #include "sim/planner/slices_for_schedule.h"
+#include "tools/command/document.h"
 
 namespace sluice::tools {
 
@@ -34,7 +35,7 @@ struct CutReport {
   std::optional<double> flops_spread;  // balanced slices: largest over smallest FLOPs, minus 1
 };
 std::string cut_table(const CutReport& report);
-std::string cut_json(const CutReport& report);
+OrderedJson cut_json(const CutReport& report);
 
 // A joint cut of batch and sequence, and the times of two simple cuts.
 struct JointReport {
@@ -44,11 +45,11 @@ struct JointReport {
   Duration apart{};     // one sequence per part, with the best slices
 };
 std::string joint_table(const JointReport& report);
-std::string joint_json(const JointReport& report);
+OrderedJson joint_json(const JointReport& report);
 
 // The cut for a schedule.
 std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& found);
-std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& found);
+OrderedJson schedule_json(const SlicesRequest& request, const ScheduleSlices& found);
 
 // Returns lengths with repetitions collapsed: "4x120 6x112 64".
 std::string run_lengths(std::span<const std::int64_t> lengths);

@@ -2,7 +2,7 @@
 // Simulates the scenario of a live page again whenever the reader changes it.
 
 // The numbers that a reader changes, with a field or a slider. `write` sets one in a scenario; `shown` tells whether it
-// applies to a family. Times are those of uniform costs.
+// applies to a family, `model` that it needs a model. Times are those of uniform costs.
 const kKnobs = [
   {id: 'pp', label: 'Ranks (pp)', low: 1, high: 64, whole: true, write: (doc, n) => { doc.parallelism.pp = n; }},
   {id: 'microbatches', label: 'Microbatches', low: 1, high: 256, whole: true, write: (doc, n) => {
@@ -17,6 +17,16 @@ const kKnobs = [
   }},
   {id: 'batches', label: 'Batches', low: 1, high: 16, whole: true, shown: (family) => family.asynchronous,
    write: (doc, n) => { doc.schedule.batches = n; }},
+  {id: 'tp', label: 'Tensor parallel (tp)', low: 1, high: 64, whole: true, model: true, write: (doc, n) => { doc.parallelism.tp = n; }},
+  {id: 'dp', label: 'Replicas (dp)', low: 1, high: 1024, whole: true, model: true, write: (doc, n) => {
+    doc.parallelism.dp = n;
+    delete doc.parallelism.gpus;
+  }},
+  {id: 'ep', label: 'Expert parallel (ep)', low: 1, high: 64, whole: true, model: true, write: (doc, n) => { doc.parallelism.ep = n; }},
+  {id: 'mbs', label: 'Sequences per microbatch', low: 1, high: 16, whole: true, model: true,
+   write: (doc, n) => { doc.batch.micro_batch = n; }},
+  {id: 'seq', label: 'Tokens per sequence', low: 1, high: 131072, whole: true, model: true,
+   write: (doc, n) => { doc.batch.sequence_length = n; }},
   {id: 'f', label: 'F: forward, s', time: true},
   {id: 'b', label: 'I: input gradient, s', time: true},
   {id: 'w', label: 'W: weight gradient, s', time: true},
@@ -28,7 +38,9 @@ const kNoFamily = {name: '', summary: '', source: '', fixed_chunks: 1, sliced: f
 
 const live = {
   run: null,        // the engine
-  first: null,      // the first request
+  first: null,      // the first request: of the page or of its address
+  beside: null,     // the request of the run that is kept
+  choices: null,    // names of models and clusters
   families: new Map(),
   inputs: {},       // fields by id of knob
   changed: new Set(),
@@ -51,8 +63,16 @@ function meanTime(cost, key) {
 function firstValues() {
   const {scenario, sizes} = live.first;
   const times = {f: 1, b: 1, w: 1, comm: 0};
+  const kTokens = 4096;
   if (isUniform(scenario)) for (const key of Object.keys(times)) times[key] = meanTime(scenario.cost, key);
-  return {...sizes, ...times};
+  const {tp, ep} = scenario.parallelism ?? {};
+  return {...sizes, tp: tp ?? 1, ep: ep ?? 1, seq: sizes.seq || kTokens, ...times};
+}
+
+// Returns the name of a model or cluster of a scenario; that it has one of its own; or '' without one.
+function nameOf(part, names) {
+  const name = part?.name ?? part;
+  return part === undefined ? '' : names.includes(name) && Object.keys(part.name ? part : {}).every((key) => ['name', 'nodes', 'gpus_per_node'].includes(key)) ? name : kOwn;
 }
 
 function ownName() {
@@ -90,12 +110,13 @@ function currentRequest() {
     doc.schedule.name = choice === kOwn ? ownName() : choice;
     adapt(doc, choice);
   }
+  setModel(doc);
   for (const knob of kKnobs) {
     if (!live.changed.has(knob.id) || live.inputs[knob.id].closest('.knob').hidden) continue;
     const value = Number(live.inputs[knob.id].value);
     if (knob.write) knob.write(doc, value);
   }
-  if (kKnobs.some(({id, time}) => time && live.changed.has(id)) || live.changed.has('uniform')) setTimes(doc);
+  if (kKnobs.some(({id, time}) => time && live.changed.has(id)) || live.changed.has('uniform') || live.changed.has('model')) setTimes(doc);
   const request = {scenario: doc};
   if (choice === kOwn) request.schedule = byId('csv').value;
   const cap = byId('cap').value.trim();
@@ -107,9 +128,35 @@ function currentRequest() {
   return request;
 }
 
+// Sets the model and the cluster that are chosen: equal times without a model.
+function setModel(doc) {
+  const model = byId('model').value;
+  const recompute = byId('recompute').value;
+  if (live.changed.has('recompute') && model) doc.parallelism.recompute = recompute;
+  if (live.changed.has('cluster') || (model && !doc.cluster)) doc.cluster = byId('cluster').value;
+  if (!live.changed.has('model')) return;
+  if (model === '') {
+    const {pp, vpp} = doc.parallelism;
+    doc.parallelism = vpp === undefined ? {pp} : {pp, vpp};
+    for (const key of ['model', 'cluster', 'cost', 'software', 'kernel_times', 'calibration']) delete doc[key];
+    for (const key of ['sequence_length', 'micro_batch', 'lengths']) delete doc.batch[key];
+    return;
+  }
+  if (model !== kOwn) doc.model = model;
+  delete doc.parallelism.stage_layers;
+  if (isUniform(doc)) delete doc.cost;
+  if (!doc.batch.microbatches && !doc.batch.global_batch) doc.batch.microbatches = Number(live.inputs.microbatches.value);
+  doc.batch.sequence_length ??= Number(live.inputs.seq.value);
+}
+
+// Whether the run has the times of the controls.
+const hasTimes = () => byId('model').value === '' || byId('uniform').checked;
+
 function setTimes(doc) {
-  const uniform = byId('uniform');
-  if (uniform && !uniform.checked) return;
+  if (!hasTimes()) {
+    if (live.changed.has('uniform') && isUniform(doc)) delete doc.cost;
+    return;
+  }
   if (!isUniform(doc)) doc.cost = {kind: 'uniform'};
   doc.cost ??= {};
   doc.cost.kind = 'uniform';
@@ -151,39 +198,48 @@ function knobOf({id, label, low, high, whole, time}, value, longest) {
   return element('div', 'knob', name, field, slider);
 }
 
-function familySelect(choice) {
+// Returns a list of choices, {value: text}, with a label before it.
+function choiceOf(id, label, options, value) {
   const select = element('select', '');
-  select.id = 'family';
-  const option = (value, text) => {
-    const each = element('option', '', text);
-    each.value = value;
-    return each;
-  };
-  select.append(...[...live.families.keys()].map((name) => option(name, name)), option(kAuto, 'auto: search an order'),
-                option(kOwn, 'your own (CSV)'));
-  select.value = choice;
+  select.id = id;
+  for (const [each, text] of Object.entries(options)) {
+    const option = element('option', '', text);
+    option.value = each;
+    select.append(option);
+  }
+  select.value = value;
   select.addEventListener('change', () => {
-    live.changed.add('family');
-    if (select.value === kOwn) {
+    live.changed.add(id);
+    if (id === 'family' && select.value === kOwn) {
       byId('own').open = true;
       if (!byId('csv').value.trim()) fillOwn();
     }
     offerKnobs();
     scheduleUpdate();
   });
-  const label = element('label', '', 'Schedule');
-  label.htmlFor = 'family';
-  return element('div', 'knob wide', label, select);
+  const name = element('label', '', label);
+  name.htmlFor = id;
+  return element('div', 'knob wide', name, select);
+}
+
+const named = (names) => Object.fromEntries(names.map((name) => [name, name]));
+
+// Returns the choices of the catalogue for a part of the first scenario, which may have one of its own.
+function catalogueOf(id, label, names, part, none) {
+  const name = nameOf(part, names);
+  return choiceOf(id, label, {...none, ...(name === kOwn ? {[kOwn]: part.name ?? 'its own'} : {}), ...named(names)}, name);
 }
 
 // Shows the controls that apply to the chosen schedule.
 function offerKnobs() {
   const family = chosenFamily();
   const choice = byId('family').value;
-  const uniform = byId('uniform');
+  const model = byId('model').value !== '';
+  for (const id of ['cluster', 'recompute']) byId(id).closest('.knob').hidden = !model;
+  byId('uniform').closest('.tick').hidden = !model;
   for (const knob of kKnobs) {
-    const own = choice === kOwn && !knob.time;
-    const applies = knob.time ? !uniform || uniform.checked : !knob.shown || knob.shown(family);
+    const own = choice === kOwn && !knob.time && !knob.model;
+    const applies = knob.time ? hasTimes() : knob.model ? model : !knob.shown || knob.shown(family);
     live.inputs[knob.id].closest('.knob').hidden = own || !applies;
   }
   byId('summary').textContent = choice === kAuto ? 'searched by list scheduling for the times and the memory cap' :
@@ -202,25 +258,30 @@ function buildControls() {
   summary.id = 'summary';
   live.inputs = {};
   live.changed.clear();
-  form.replaceChildren(familySelect(choice), summary, ...kKnobs.filter(({time}) => !time).map((knob) => knobOf(knob, values[knob.id])));
-  if (!isUniform(scenario)) {
-    const box = element('input', '');
-    box.type = 'checkbox';
-    box.id = 'uniform';
-    box.addEventListener('change', () => {
-      live.changed.add('uniform');
-      offerKnobs();
-      scheduleUpdate();
-    });
-    form.append(element('label', 'tick wide', box, 'equal times for all stages'));
-  }
+  const {models, clusters} = live.choices;
+  const box = element('input', '');
+  box.type = 'checkbox';
+  box.id = 'uniform';
+  box.checked = scenario.model !== undefined && isUniform(scenario);
+  box.addEventListener('change', () => {
+    live.changed.add('uniform');
+    offerKnobs();
+    scheduleUpdate();
+  });
+  form.replaceChildren(
+    catalogueOf('model', 'Model', models, scenario.model, {'': 'none: equal times'}),
+    catalogueOf('cluster', 'Cluster', clusters, scenario.cluster ?? 'dgx-h100', {}),
+    choiceOf('family', 'Schedule', {...named([...live.families.keys()]), [kAuto]: 'auto: search an order', [kOwn]: 'your own (CSV)'}, choice),
+    summary, ...kKnobs.filter(({time}) => !time).map((knob) => knobOf(knob, values[knob.id])),
+    choiceOf('recompute', 'Recompute', named(['none', 'selective', 'full']), scenario.parallelism?.recompute ?? 'none'),
+    element('label', 'tick wide', box, 'equal times for all stages'));
   form.append(...kKnobs.filter(({time}) => time).map((knob) => knobOf(knob, values[knob.id], longest)));
   const cap = element('input', '');
   cap.id = 'cap';
   cap.type = 'text';
   cap.placeholder = 'none';
   cap.title = 'Microbatches in flight ("4"), or bytes ("60GiB")';
-  cap.value = (scenario.schedule?.memory_cap ?? '').replace(/mb$/, '');
+  cap.value = (live.first.cap ?? scenario.schedule?.memory_cap ?? '').replace(/mb$/, '');
   cap.addEventListener('input', scheduleUpdate);
   const label = element('label', '', 'Memory cap');
   label.htmlFor = 'cap';
@@ -266,10 +327,12 @@ function fill(heading, html) {
   for (const table of section.querySelectorAll('table')) sortable(table);
 }
 
+const withBeside = (request) => live.beside ? {...request, beside: live.beside} : request;
+
 function update() {
   const begin = performance.now();
   const request = currentRequest();
-  const {status, header, columns} = live.run({...request, tables: false});
+  const {status, header, columns} = live.run({...withBeside(request), tables: false});
   const simulated = performance.now();
   if (status !== 0) return refuse(header);
   byId('refusal').hidden = true;
@@ -292,16 +355,12 @@ function showRun(run) {
   const before = timeline.run;
   card.hide();
   timeline.setRun(run);
-  view.end = Math.max(1, run.makespan);
+  view.end = Math.max(1, ...timelines.map((each) => each.run.makespan));
   view.mark = null;
   cursorOwner = null;
   if (whole || view.t0 >= view.end) [view.t0, view.t1] = [0, view.end];
   else view.t1 = Math.min(view.t1, view.end);
-  const most = mostMemory([run]);
-  const [curve] = curves;
-  if (curve) curve.plot.hidden = !run.memory;
-  if (run.memory && curve) curve.setRun(run, most);
-  else if (run.memory && most > 0) curves.push(new Curves(run, '', byId('timeline'), most));
+  showCurves();
   const key = (each) => [each.chunks, each.slices, each.classes.length, ...each.classes].join();
   if (key(before) !== key(run)) legend();
   offerLanes();
@@ -309,13 +368,52 @@ function showRun(run) {
   layout();
 }
 
+// Draws the memory of all runs on one scale.
+function showCurves() {
+  const most = mostMemory(timelines.map((each) => each.run));
+  if (curves.length === timelines.length && timelines.every(({run}) => run.memory)) {
+    return curves.forEach((curve, index) => curve.setRun(timelines[index].run, most));
+  }
+  for (const {plot} of curves) plot.remove();
+  view.painters = view.painters.filter((painter) => !curves.includes(painter));
+  curves.length = 0;
+  for (const {run, letter} of timelines) {
+    if (run.memory && most > 0) curves.push(new Curves(run, letter, byId('timeline'), most));
+  }
+  return undefined;
+}
+
+// Keeps the run of a request beside those that follow, or none.
+function keepBeside(request) {
+  const old = timelines[1];
+  if (old) {
+    old.plot.remove();
+    timelines.pop();
+    view.painters = view.painters.filter((painter) => painter !== old);
+  }
+  live.beside = null;
+  if (request) {
+    const {status, header, columns} = live.run({...request, tables: false});
+    if (status !== 0) return refuse(header);
+    live.beside = request;
+    const kept = new Timeline(decodeRun(header.run, columns, header.name), 'B', byId('timeline'));
+    timelines[0].plot.after(kept.plot);
+  }
+  timelines[0].setLetter(request ? 'A' : '');
+  byId('keep').setAttribute('aria-pressed', String(request !== null));
+  timelineHeight = heightForTimelines();
+  return scheduleUpdate();
+}
+
 // Shows what need not follow every movement: tables, scenario, command, and a sentence for screen readers.
 function showRest() {
-  const {status, header} = live.run(live.shown);
+  const {status, header} = live.run(withBeside(live.shown));
   if (status !== 0) return;
+  const changed = live.changed.size > 0 || document.documentElement.dataset.changed !== undefined;
+  if (changed || live.beside) history.replaceState(null, '', '#' + encodeURIComponent(JSON.stringify(withBeside(live.shown))));
   fill('h-idle', header.idle);
   fill('h-ranks', header.ranks);
-  if (live.changed.size > 0 || document.documentElement.dataset.changed !== undefined) {
+  if (changed) {
     document.documentElement.dataset.changed = '';
     const own = live.shown.schedule === undefined ? '' : ` and the CSV as ${live.shown.scenario.schedule.name}`;
     document.querySelector('pre.command').textContent =
@@ -327,13 +425,39 @@ function showRest() {
   byId('live').textContent = cards.map((each) => `${each.querySelector('dt').textContent} ${each.querySelector('strong').textContent}`).join(', ');
 }
 
+// Starts from the run in the address of the page, or from that of the page itself.
+function open() {
+  live.first = JSON.parse(byId('request').textContent);
+  let beside = null;
+  if (location.hash.length > 1) {
+    try {
+      const {beside: other, ...request} = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+      const {status, header} = live.run({...request, tables: false});
+      if (status !== 0) throw new Error(header);
+      live.first = {...request, sizes: header.sizes};
+      document.documentElement.dataset.changed = '';
+      beside = other ?? null;
+    } catch (error) {
+      live.shown ??= live.first;
+      buildControls();
+      return refuse(`the address of this page has no valid run: ${error.message}`);
+    }
+  }
+  live.shown = {...live.first, sizes: undefined};
+  buildControls();
+  if (beside || live.beside) keepBeside(beside);
+  // A search of the command is longer than the page's: its result stays until the reader changes something.
+  if (live.first.scenario.schedule?.name !== kAuto || location.hash) update();
+  return undefined;
+}
+
 async function startLive() {
   await started;
-  live.first = JSON.parse(byId('request').textContent);
-  live.shown = {scenario: live.first.scenario, schedule: live.first.schedule};
   live.run = await startEngine(await unpacked('engine'));
-  for (const family of live.run({families: true}).header.families) live.families.set(family.name, family);
-  buildControls();
+  live.choices = live.run({families: true}).header;
+  for (const family of live.choices.families) live.families.set(family.name, family);
+  open();
+  addEventListener('hashchange', open);
   byId('knobs').addEventListener('submit', (event) => event.preventDefault());
   byId('csv').addEventListener('input', () => {
     byId('family').value = kOwn;
@@ -347,8 +471,7 @@ async function startLive() {
     buildControls();
     scheduleUpdate();
   });
-  // A search of the command is longer than the page's: its result stays until the reader changes something.
-  if (live.first.scenario.schedule?.name !== kAuto) update();
+  byId('keep').addEventListener('click', () => keepBeside(live.beside ? null : live.shown));
   document.documentElement.dataset.live = String(Math.round(performance.now()));
 }
 

@@ -21,13 +21,10 @@ class Timeline {
     this.box.setAttribute('role', 'application');
     this.describeBox();
     this.box.setAttribute('aria-describedby', 'timeline-hint');
-    const plot = element('div', 'plot');
-    if (letter) {
-      plot.append(element('div', 'plot-head', element('h3', '', element('span', 'run', letter), ' ' + run.name),
-                          element('span', '', timeText(run.makespan))));
-    }
-    plot.append(this.box);
-    box.append(plot);
+    this.head = element('div', 'plot-head');
+    this.plot = element('div', 'plot', this.head, this.box);
+    this.setLetter(letter);
+    box.append(this.plot);
     this.box.addEventListener('scroll', () => view.repaint());
     this.box.addEventListener('keydown', (event) => this.key(event));
     this.box.addEventListener('blur', () => card.hide());
@@ -36,9 +33,18 @@ class Timeline {
     timelines.push(this);
   }
 
+  // Names the run by a letter; '' for the only one.
+  setLetter(letter) {
+    this.letter = letter;
+    this.head.hidden = !letter;
+    this.head.replaceChildren(element('h3', '', element('span', 'run', letter), ' ' + this.run.name),
+                              element('span', '', timeText(this.run.makespan)));
+  }
+
   // Replaces the run by another one. The layout must be computed anew.
   setRun(run) {
     this.run = run;
+    this.setLetter(this.letter);
     this.found = null;
     this.hover = null;
     this.cursor = -1;
@@ -290,6 +296,8 @@ class Timeline {
     } else if (hit) {
       card.show(this.describe(hit), event.clientX, event.clientY);
       document.getElementById('live').textContent = spoken(this.describe(hit));
+    } else {
+      card.hide();
     }
   }
 

@@ -113,7 +113,9 @@ function followPointer(box, onHover, onTap) {
   };
   box.addEventListener('pointerup', release);
   box.addEventListener('pointercancel', release);
-  box.addEventListener('pointerleave', () => onHover(null));
+  // A finger leaves when it is lifted: the card of a tap stays until the next touch.
+  box.addEventListener('pointerleave', (event) => { if (event.pointerType !== 'touch') onHover(null); });
+  document.addEventListener('pointerdown', (event) => { if (event.pointerType === 'touch' && !box.contains(event.target)) onHover(null); });
   box.addEventListener('wheel', (event) => {
     if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
