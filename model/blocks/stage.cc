@@ -244,6 +244,7 @@ int losses_of(const Model& model, const StageContents& contents) {
 }
 
 int hidden_states_after(const Model& model, std::span<const StageContents> stages, int stage) {
+  if (stage < 0) return 1;
   const StageContents& last = stages[to_size(stage)];
   if (last.head && last.losses == 0) return 0;
   int count = 1;

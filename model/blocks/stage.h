@@ -23,7 +23,8 @@ std::vector<StageContents> split_layers(const Model& model, int num_stages, std:
                                         int first_layers, int last_layers, int mtp_stage = kLastStage,
                                         std::span<const Predictions> predictions = {});
 
-// Number of hidden states whose loss a stage computes, and that are sent from stage `stage` to the next one.
+// Number of hidden states whose loss a stage computes, and that are sent from stage `stage` to the next one (-1: that
+// arrive at the first one).
 int losses_of(const Model& model, const StageContents& contents);
 int hidden_states_after(const Model& model, std::span<const StageContents> stages, int stage);
 
