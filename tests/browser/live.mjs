@@ -135,12 +135,15 @@ test('a model and a cluster of the catalogue are predicted as by the command', (
                                                      '2', '--microbatches', '8', '--seq-length', '2048', '--recompute', 'full']).text);
   await page.waitForFunction((makespan) => timelines[0].run.makespan === makespan, Math.round(seconds * 1e9));
   assert.ok(await page.locator('#knob-f').isHidden());
+  const assumed = () => page.$$eval('section[aria-labelledby=h-assumed]', (all) => all.map((each) => each.textContent).join());
+  await eventually(async () => assert.match(await assumed(), /attention kernel/));
   await page.click('#keep');  // with the memory of both
   await page.waitForFunction(() => timelines.length === 2 && curves.length === 2 && curves[0].most === curves[1].most);
   await page.click('#keep');
   await page.waitForFunction(() => timelines.length === 1 && curves.length === 1);
   await page.selectOption('#model', '');
   await page.waitForFunction(() => timelines[0].run.name.startsWith('1f1b, 4 ranks') && timelines[0].run.makespan > 30e9);
+  await eventually(async () => assert.doesNotMatch(await assumed(), /attention kernel/));
 }));
 
 for (const [width, touch] of [[390, true], [1600, false]]) {

@@ -134,6 +134,8 @@ LiveResult simulated(const Json& request) {
   if (request.value("tables", true)) {
     header["idle"] = idle_html(report);
     header["ranks"] = ranks_html(report);
+    add_assumptions(report, *planned.setup, request["scenario"]);
+    header["assumed"] = assumptions_html(report);
   }
   if (request.value("csv", false)) {
     try {

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "model/cost/woven_blocks.h"
 #include "model/schedule/family.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
+#include "tools/command/assumptions.h"
 #include "tools/command/calibration_warning.h"
 #include "traces/text/quantity_text.h"
 
@@ -161,6 +163,14 @@ std::string run_title(const Setup& setup) {
   if (schedule.sliced()) out += fmt::format(" x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) out += fmt::format(", {} batches", schedule.num_batches());
   return out;
+}
+
+void add_assumptions(Report& report, const Setup& setup, const nlohmann::json& document) {
+  const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
+  for (const Assumption& each : assumptions_of(of)) {
+    report.assumptions.push_back({each.setting, each.value, each.source});
+  }
+  report.not_modeled = not_modeled(setup.scenario());
 }
 
 DrawnRun drawn_run(const Setup& setup, const Prediction& prediction) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ ExpertCommunication expert_communication(const Setup& setup);
 // Returns the figures of a report that a timeline alone has: bubble, span, critical path.
 std::vector<ReportMetric> timeline_headline(const Metrics& metrics, const std::vector<IdleByCause>& idle,
                                             const CriticalPath& path);
+
+// Adds to a report what the prediction of a setup rests on. `document` specifies the setup's scenario.
+void add_assumptions(Report& report, const Setup& setup, const nlohmann::json& document);
 
 // Returns a run to draw. Refers to `setup` and `prediction`, which must contain memory curves.
 DrawnRun drawn_run(const Setup& setup, const Prediction& prediction);

@@ -53,14 +53,6 @@ Json own_best_document(const std::string& word, const Json& document, const std:
   return given;
 }
 
-void add_assumptions(Report& report, const Setup& setup, const Json& document) {
-  const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
-  for (const Assumption& each : assumptions_of(of)) {
-    report.assumptions.push_back({each.setting, each.value, each.source});
-  }
-  report.not_modeled = not_modeled(setup.scenario());
-}
-
 }  // namespace
 
 bool compares_with_file(const std::string& word) {

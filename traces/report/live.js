@@ -413,6 +413,8 @@ function showRest() {
   if (changed || live.beside) history.replaceState(null, '', '#' + encodeURIComponent(JSON.stringify(withBeside(live.shown))));
   fill('h-idle', header.idle);
   fill('h-ranks', header.ranks);
+  byId('h-assumed')?.closest('section').remove();
+  byId('h-command').closest('section').insertAdjacentHTML('beforebegin', header.assumed);
   if (changed) {
     document.documentElement.dataset.changed = '';
     const own = live.shown.schedule === undefined ? '' : ` and the CSV as ${live.shown.scenario.schedule.name}`;
