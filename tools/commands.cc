@@ -80,7 +80,7 @@ std::vector<Subcommand> add_commands(CLI::App& app, const std::vector<std::strin
       {"plan", kPredict, "Search for the fastest parallel sizes, schedules, recomputation and placement",
        [&] { return add_plan_command(app); }},
       {"goodput", kPredict, "Simulate a whole training run with failures, checkpoints and recoveries",
-       [&] { return add_goodput_command(app); }},
+       [&] { return add_goodput_command(app, arguments); }},
       {"slice", kPredict, "Find the fastest way to cut sequences into slices for a pipeline or a schedule",
        [&] { return add_slice_command(app); }},
       {"weave", kPredict, "Print how the parts of a forward and a backward with experts interleave",

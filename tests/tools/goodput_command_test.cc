@@ -160,8 +160,9 @@ TEST(GoodputCommand, DrawsTheMedianRun) {
   const TemporaryFolder folder;
   const std::string svg = folder.path("run.svg");
   const std::string trace = folder.path("run.json");
+  const std::string page = folder.path("run.html");
   const json results = goodput("--gpus 64 --dp 8 --mtbf 5h --policy drop --days 10 --trials 51 --quick --svg " + svg +
-                               " --trace " + trace);
+                               " --trace " + trace + " --report " + page);
   const json events = json::parse(read_file(trace))["traceEvents"];
   double end = 0;
   double useful = 0;
@@ -181,6 +182,18 @@ TEST(GoodputCommand, DrawsTheMedianRun) {
   EXPECT_THAT(read_file(svg),
               testing::AllOf(testing::HasSubstr(title), testing::HasSubstr(fmt::format(">{} any<", failures))));
   EXPECT_EQ(run_sluice(words("goodput --gpus 64 --svg " + folder.path("run.pdf"))).exit_code, 2);
+  // The page has every use of time and cause of failure, and loads nothing.
+  const std::string html = read_file(page);
+  for (const json& use : results["uses"]) {
+    EXPECT_THAT(html, testing::HasSubstr(fmt::format(">{}</th><td>{:.3f} %<", use["use"].get<std::string>(),
+                                                     100 * use["fraction"].get<double>())));
+  }
+  for (const json& cause : results["causes"]) {
+    EXPECT_THAT(html, testing::HasSubstr(">" + cause["cause"].get<std::string>() + "<"));
+  }
+  EXPECT_THAT(html, testing::HasSubstr("default-src 'none'; style-src 'sha256-"));
+  EXPECT_THAT(html, testing::Not(testing::AnyOf(testing::HasSubstr("http:"), testing::HasSubstr("<script"),
+                                                testing::HasSubstr("style=\""))));
 }
 
 // Each row of a sweep is the run with its flags; a combination that cannot run is an error in its row.

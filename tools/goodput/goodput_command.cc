@@ -19,6 +19,7 @@
 #include "tools/goodput/goodput_flags.h"
 #include "tools/goodput/goodput_output.h"
 #include "tools/goodput/goodput_request.h"
+#include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
 
 namespace sluice::tools {
@@ -126,13 +127,15 @@ std::string goodput_sweep_csv(const OrderedJson& sweep) {
 struct GoodputOptions {
   GoodputRequest request;
   bool json = false;
-  std::string csv, svg, trace;
+  std::string csv, svg, trace, report, command_line;
   std::vector<std::string> sweep;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
 int swept(const GoodputOptions& options, const nlohmann::json& document) {
-  if (!options.svg.empty() || !options.trace.empty()) throw InputError("goodput: --sweep excludes --svg and --trace");
+  if (!options.svg.empty() || !options.trace.empty() || !options.report.empty()) {
+    throw InputError("goodput: --sweep excludes --svg, --trace and --report");
+  }
   std::vector<SweepAxis> axes;
   for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
   const OrderedJson sweep = goodput_sweep_json(options.request, document, axes);
@@ -156,10 +159,11 @@ int goodput_command(GoodputOptions& options) {
   for (const std::string& warning : setting.warnings) print_message(warning);
   const OrderedJson results = goodput_json(request, setting);
   if (!options.csv.empty()) write_file_whole(options.csv, goodput_csv(results));
-  if (!options.svg.empty() || !options.trace.empty()) {
+  if (!options.svg.empty() || !options.trace.empty() || !options.report.empty()) {
     const MedianRun run(request, setting, results);
     if (!options.svg.empty()) write_file_whole(options.svg, run.svg());
     if (!options.trace.empty()) write_file_whole(options.trace, run.chrome_trace());
+    if (!options.report.empty()) write_file_whole(options.report, run.page(options.command_line));
   }
   fmt::print("{}", options.json ? json_text(results) : goodput_text(results));
   return kDone;
@@ -167,7 +171,7 @@ int goodput_command(GoodputOptions& options) {
 
 }  // namespace
 
-Subcommand add_goodput_command(CLI::App& app) {
+Subcommand add_goodput_command(CLI::App& app, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand(
       "goodput",
       "Simulate a whole training run with failures, checkpoints and recoveries.\n\n"
@@ -197,6 +201,8 @@ Subcommand add_goodput_command(CLI::App& app) {
   add_output(*command, "--csv", options->csv, "Write the use of time by cause, or a sweep, to this CSV file");
   add_output(*command, "--svg", options->svg, "Write a picture of the median run: progress, use of time, failures");
   add_output(*command, "--trace", options->trace, "Write the median run as a Chrome trace");
+  add_output(*command, "--report", options->report, "Write an HTML page with the results and the median run");
+  options->command_line = shell_line(arguments);
   constexpr std::array<std::string_view, 3> kOwn = {"--trials", "--seed", "--jitter"};
   options->flags = std::make_unique<ScenarioFlags>(*command, kSimulate, kOwn);
   ScenarioFlags::add_imports(*command, request.file);

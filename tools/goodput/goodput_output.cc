@@ -10,7 +10,9 @@
 
 #include "model/to_size.h"
 #include "sim/goodput/closed_forms.h"
+#include "tools/command/version.h"
 #include "traces/figure/svg.h"
+#include "traces/report/report.h"
 
 namespace sluice::tools {
 namespace {
@@ -401,6 +403,48 @@ std::string MedianRun::chrome_trace() const {
                              {"lost_hours", to_seconds(failure.lost) / 3600}};
   }
   return nlohmann::json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump() + "\n";
+}
+
+std::string MedianRun::page(const std::string& command_line) const {
+  const auto metric = [&](const char* label, const char* value, const char* explanation) {
+    return traces::ReportMetric{
+        .label = label, .value = filled(value, results_), .explanation = filled(explanation, results_)};
+  };
+  const auto rows = [&](const char* key, std::initializer_list<const char*> cells) {
+    std::vector<std::vector<std::string>> out;
+    for (const OrderedJson& row : results_[key]) {
+      std::vector<std::string>& texts = out.emplace_back();
+      for (const char* cell : cells) texts.push_back(filled(cell, row));
+    }
+    return out;
+  };
+  traces::ReportPage page{
+      .title = filled("Training run on {gpus} GPUs: goodput {goodput/mean:.1%}", results_),
+      .command_line = command_line,
+      .version = kVersion,
+      .headline = {metric("Goodput", "{goodput/mean:.2%}",
+                          "90 % of runs: {goodput_quantiles/p5:.2%} to {goodput_quantiles/p95:.2%}"),
+                   metric("ETTR", "{ettr/mean:.2%}", "as goodput, where slower iterations count as productive"),
+                   metric("Iteration", "{step_s:t}", "policy {policy}[, MFU with failures {mfu:.1%}]"),
+                   metric("Failures", "{failures_per_run/mean:.1f} per run", "one in {mtbf_s:t}; {failures}"),
+                   metric("Duration", "{days/mean:.2f} days", "90 % of runs: {days/p5:.2f} to {days/p95:.2f}"),
+                   metric("Checkpoints", "every {checkpoints/interval_s:t}",
+                          "stall {checkpoints/stall_s:t}, durable after {checkpoints/durable_s:t}[; best "
+                          "{checkpoints/best_s:t}]"),
+                   metric("Spares", "{spares/nodes} nodes", "the job waits {spares/waiting:.3%} of the time"),
+                   metric("Cost", "{cost/gpu_hours:k} GPU-hours",
+                          "{cost/lost_gpu_hours:k} of them without progress[, ${cost/dollars:k}][, {cost/kwh:k} kWh]")},
+      .picture = svg(),
+      .picture_title = filled("The median run of {trials}", results_),
+      .tables = {{"Use of the wall clock",
+                  {"use", "fraction", "hours"},
+                  rows("uses", {"{use}", "{fraction:.3%}", "{hours:.1f}"})},
+                 {"What halving a cause gains", {"cause", "goodput"}, rows("sensitivity", {"{halved}", "{gain:+.2p}"})},
+                 {"Failures",
+                  {"cause", "kind", "one in", "nodes", "source"},
+                  rows("causes", {"{cause}", "{kind}", "{mtbf_s:t}", "{nodes}", "{source}"})},
+                 {"Assumed, because not given", {"value", "source"}, rows("assumptions", {"{value}", "{source}"})}}};
+  return traces::page_html(page);
 }
 
 std::string assumptions_text(const OrderedJson& assumptions) {

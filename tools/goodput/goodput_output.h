@@ -18,6 +18,8 @@ class MedianRun {
   // Returns a Chrome trace: a track with the uses of time, one with the failures, and the number of replicas. 1 us of
   // the trace is 1 us of the run.
   std::string chrome_trace() const;
+  // Returns a self-contained HTML page with the results, the picture and the assumptions.
+  std::string page(const std::string& command_line) const;
 
  private:
   const OrderedJson& results_;

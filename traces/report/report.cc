@@ -129,6 +129,31 @@ void write_report(const ByteSink& sink, const Report& report) {
   }
 }
 
+std::string page_html(const ReportPage& page) {
+  const ReportAssets assets = report_assets();
+  Report report;
+  report.runs.emplace_back().headline = page.headline;
+  std::string out = fmt::format(
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src {}; img-src data:; "
+      "base-uri "
+      "'none'; form-action 'none'\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n"
+      "<header>\n<h1>{}</h1>\n</header>\n<main>\n",
+      policy_hash(assets.style_sha256), html_escaped(page.title), assets.style, html_escaped(page.title));
+  const auto section = [&](const std::string& title, const std::string& body) {
+    out += fmt::format("<section>\n<h2>{}</h2>\n{}\n</section>\n", html_escaped(title), body);
+  };
+  section("Summary", headline_html(report));
+  section(page.picture_title, fmt::format("<img class=\"picture\" alt=\"{}\" src=\"data:image/svg+xml;base64,{}\">",
+                                          html_escaped(page.picture_title), base64(page.picture)));
+  for (const ReportTable& table : page.tables) {
+    if (!table.rows.empty()) section(table.title, table_html(table));
+  }
+  section("Command", fmt::format("<pre class=\"command\" tabindex=\"0\">{}</pre>", html_escaped(page.command_line)));
+  return out + fmt::format("</main>\n<footer>Sluice {}</footer>\n</body>\n</html>\n", html_escaped(page.version));
+}
+
 void write_report_file(const std::string& path, const Report& report) {
   write_file_whole(path, [&report](const ByteSink& sink) { write_report(sink, report); });
 }

@@ -52,6 +52,27 @@ struct Report {
   bool embedded = false;                           // show timeline and memory only, for a frame of another page
 };
 
+// A table of text; the first cell of a row is its heading.
+struct ReportTable {
+  std::string title;
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;
+};
+
+// Results without a timeline.
+struct ReportPage {
+  std::string title;
+  std::string command_line;  // shown verbatim
+  std::string version;
+  std::vector<ReportMetric> headline;
+  std::string picture;        // SVG
+  std::string picture_title;  // what it shows
+  std::vector<ReportTable> tables;
+};
+
+// Returns a self-contained page in the style of a report, without scripts, from which nothing is loaded.
+std::string page_html(const ReportPage& page);
+
 // The runs are named by letters: A to Z, then a to z (page.js has the same).
 inline constexpr std::size_t kMostReportRuns = 52;
 constexpr char run_letter(std::size_t run) { return static_cast<char>(run < 26 ? 'A' + run : 'a' + (run - 26)); }

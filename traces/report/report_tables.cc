@@ -334,24 +334,29 @@ std::string ranks_html(const Report& report) {
   return out;
 }
 
+std::string table_html(const ReportTable& table) {
+  Table out("assumptions", table.title, true);
+  for (const std::string& name : table.columns) out.plain_column(name);
+  out.body();
+  double place = 0;
+  for (const std::vector<std::string>& row : table.rows) {
+    out.row(row.front(), place++);
+    for (auto cell = row.begin() + 1; cell != row.end(); ++cell) out.markup(html_escaped(*cell));
+    out.end_row();
+  }
+  return out.end();
+}
+
 std::string assumptions_html(const Report& report) {
   if (report.assumptions.empty()) return "";
-  Table table("assumptions", caption(report, 0, "Not specified, and assumed"), true);
-  table.plain_column("setting");
-  table.plain_column("value");
-  table.plain_column("source");
-  table.body();
-  double place = 0;
+  ReportTable table{caption(report, 0, "Not specified, and assumed"), {"setting", "value", "source"}, {}};
   for (const ReportAssumption& each : report.assumptions) {
-    table.row(each.setting, place++);
-    table.markup(html_escaped(each.value));
-    table.markup(html_escaped(each.source));
-    table.end_row();
+    table.rows.push_back({each.setting, each.value, each.source});
   }
   return fmt::format(
       "<section aria-labelledby=\"h-assumed\">\n<h2 id=\"h-assumed\">Assumed</h2>\n{}\n<p>Not modeled: {}.</p>\n"
       "</section>\n",
-      table.end(), html_escaped(fmt::format("{}", fmt::join(report.not_modeled, ", "))));
+      table_html(table), html_escaped(fmt::format("{}", fmt::join(report.not_modeled, ", "))));
 }
 
 }  // namespace sluice::traces
