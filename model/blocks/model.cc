@@ -176,9 +176,10 @@ int Model::alike_in_any_order(int first, int count) const {
     add(first + layer, -1);
   }
   int same = 0;
-  for (; different > 0; ++same) {
+  while (different > 0) {
     add(same, -1);
     add(same + count, 1);
+    ++same;
   }
   return same;
 }

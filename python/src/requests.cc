@@ -99,7 +99,7 @@ std::tuple<std::vector<std::int64_t>, std::string> slice(const ScenarioDocument&
     return std::string();
   }));
   if (!cut.feasible) throw DoesNotFit("slice: no cut fits in memory");
-  return {cut.lengths, cut.json};
+  return {cut.lengths, json_text(cut.json)};
 }
 
 std::string calibrate_tables(const std::vector<std::string>& tables, const ScenarioDocument& scenario,

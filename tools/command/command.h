@@ -31,7 +31,7 @@ Subcommand add_validate_command(CLI::App& app);
 Subcommand add_fit_command(CLI::App& app);
 Subcommand add_slice_command(CLI::App& app);
 Subcommand add_plan_command(CLI::App& app);
-Subcommand add_goodput_command(CLI::App& app, std::vector<std::string> arguments);
+Subcommand add_goodput_command(CLI::App& app, const std::vector<std::string>& arguments);
 Subcommand add_run_command(CLI::App& app);
 Subcommand add_compare_command(CLI::App& app);
 Subcommand add_analyze_command(CLI::App& app, const std::vector<std::string>& arguments);  // likewise

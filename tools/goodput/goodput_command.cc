@@ -171,7 +171,7 @@ int goodput_command(GoodputOptions& options) {
 
 }  // namespace
 
-Subcommand add_goodput_command(CLI::App& app, std::vector<std::string> arguments) {
+Subcommand add_goodput_command(CLI::App& app, const std::vector<std::string>& arguments) {
   CLI::App* command = app.add_subcommand(
       "goodput",
       "Simulate a whole training run with failures, checkpoints and recoveries.\n\n"

@@ -148,7 +148,7 @@ std::string page_html(const ReportPage& page) {
   section(page.picture_title, fmt::format("<img class=\"picture\" alt=\"{}\" src=\"data:image/svg+xml;base64,{}\">",
                                           html_escaped(page.picture_title), base64(page.picture)));
   for (const ReportTable& table : page.tables) {
-    if (!table.rows.empty()) section(table.title, table_html(table));
+    if (!table.rows.empty()) section(table.title, table_html(table, false));
   }
   section("Command", fmt::format("<pre class=\"command\" tabindex=\"0\">{}</pre>", html_escaped(page.command_line)));
   return out + fmt::format("</main>\n<footer>Sluice {}</footer>\n</body>\n</html>\n", html_escaped(page.version));

@@ -334,8 +334,8 @@ std::string ranks_html(const Report& report) {
   return out;
 }
 
-std::string table_html(const ReportTable& table) {
-  Table out("assumptions", table.title, true);
+std::string table_html(const ReportTable& table, bool caption_shown) {
+  Table out("assumptions", table.title, caption_shown);
   for (const std::string& name : table.columns) out.plain_column(name);
   out.body();
   double place = 0;
@@ -356,7 +356,7 @@ std::string assumptions_html(const Report& report) {
   return fmt::format(
       "<section aria-labelledby=\"h-assumed\">\n<h2 id=\"h-assumed\">Assumed</h2>\n{}\n<p>Not modeled: {}.</p>\n"
       "</section>\n",
-      table_html(table), html_escaped(fmt::format("{}", fmt::join(report.not_modeled, ", "))));
+      table_html(table, true), html_escaped(fmt::format("{}", fmt::join(report.not_modeled, ", "))));
 }
 
 }  // namespace sluice::traces

@@ -15,6 +15,6 @@ std::string headline_html(const Report& report);
 std::string idle_html(const Report& report);         // idle time by cause, as bars and numbers
 std::string ranks_html(const Report& report);        // one row per rank
 std::string assumptions_html(const Report& report);  // a section, or "" without assumptions
-std::string table_html(const ReportTable& table);
+std::string table_html(const ReportTable& table, bool caption_shown);
 
 }  // namespace sluice::traces
