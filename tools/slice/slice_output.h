@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/slicing/chunk_times.h"
 #include "model/slicing/joint.h"
 #include "model/slicing/terapipe.h"
 #include "sim/planner/slices_for_schedule.h"
