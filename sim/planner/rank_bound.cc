@@ -4,6 +4,7 @@
 #include <deque>
 #include <limits>
 #include <set>
+#include <span>
 
 #include "model/to_size.h"
 
@@ -11,6 +12,15 @@ namespace sluice::sim {
 namespace {
 
 constexpr std::int64_t kNoBytes = std::numeric_limits<std::int64_t>::max();
+
+std::size_t hash_of(std::span<const std::int32_t> counts) {
+  std::uint64_t hash = 0;
+  for (const std::int32_t count : counts) {
+    hash = (hash ^ static_cast<std::uint32_t>(count)) * 0x9E37'79B9'7F4A'7C15U;
+    hash ^= hash >> 32U;
+  }
+  return hash;
+}
 
 }  // namespace
 
@@ -48,12 +58,16 @@ IdleSearch::IdleSearch(RankProblem problem, std::int64_t until, std::int64_t lea
       least_(least),
       best_(until),
       enabled_(problem_.groups.size(), false),
+      feeds_(problem_.groups.size()),
       least_kept_(kNoBytes),
+      buckets_(1024, -1),
+      starts_(problem_.groups.size()),
       earliest_(problem_.groups.size()) {
   std::vector<std::int64_t> enabled;
   for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
     const RankProblem::Group& group = problem_.groups[g];
     enabled.push_back(group.duration);
+    if (group.behind >= 0) feeds_[group.behind].push_back(g);
     if (group.keeps > 0 && group.machine == 0) least_kept_ = std::min(least_kept_, group.keeps);
     const auto takes_memory = [&](int before) { return problem_.groups[before].keeps > 0; };
     const auto before = std::find_if(group.after.begin(), group.after.end(), takes_memory);
@@ -66,121 +80,184 @@ IdleSearch::IdleSearch(RankProblem problem, std::int64_t until, std::int64_t lea
     most_enabled_ = std::max(most_enabled_, enabled[g]);
     most_per_byte_ = std::max(most_per_byte_, static_cast<double>(enabled[g]) / static_cast<double>(keeps));
   }
-  Partial none;
-  none.run.resize(problem_.groups.size(), 0);
-  none.arrived.resize(problem_.groups.size());
-  none.clock.resize(problem_.limit.size(), 0);
-  none.held.resize(problem_.limit.size(), 0);
-  none.defers.resize(problem_.limit.size(), 0);
-  add(std::move(none));
+  for (State* state : {&state_, &next_}) {
+    state->counts.assign(problem_.groups.size() + problem_.limit.size(), 0);
+    state->times.assign(problem_.limit.size(), 0);
+    state->first.resize(problem_.groups.size());
+    state->held.assign(problem_.limit.size(), 0);
+  }
+  add();
 }
 
 std::int64_t IdleSearch::extend(std::int64_t most_orders) {
   std::int64_t extended = 0;
   for (; extended < most_orders && !exact(); ++extended) {
-    const std::size_t index = std::get<2>(open_.top());
-    extended_ = std::get<0>(open_.top());
+    const Partial& partial = partials_[open_.top().partial];
+    extended_ = open_.top().bound;
     open_.pop();
-    if (dropped_[index]) continue;
-    const Partial partial = partials_[index];
-    extend(partial);
+    if (partial.dropped) continue;
+    load(partial);
+    extend();
   }
   return extended;
 }
 
-std::int64_t IdleSearch::start_of(const Partial& partial, std::size_t g) const {
+// Positions of the times of each group.
+void IdleSearch::place_groups(State& state) const {
+  std::size_t at = problem_.limit.size();
+  for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
+    state.first[g] = at;
+    const int behind = problem_.groups[g].behind;
+    if (behind >= 0) at += to_size(state.counts[behind] - state.counts[g]);
+  }
+  state.times.resize(at);
+}
+
+void IdleSearch::load(const Partial& partial) {
+  const std::int32_t* counts = &counts_[ops_[partial.ops].counts];
+  std::copy_n(counts, state_.counts.size(), state_.counts.begin());
+  place_groups(state_);
+  std::copy_n(times_.begin() + static_cast<std::ptrdiff_t>(partial.times), state_.times.size(), state_.times.begin());
+  std::fill(state_.held.begin(), state_.held.end(), 0);
+  state_.work = 0;
+  for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
+    const RankProblem::Group& group = problem_.groups[g];
+    state_.held[group.machine] += group.keeps * counts[g];
+    if (group.machine == 0) state_.work += group.duration * counts[g];
+  }
+}
+
+std::int64_t IdleSearch::start_of(std::size_t g) const {
   const RankProblem::Group& group = problem_.groups[g];
-  const int j = partial.run[g];
-  if (j == problem_.microbatches || partial.held[group.machine] + group.takes > problem_.limit[group.machine])
+  const std::int32_t j = state_.counts[g];
+  if (j == problem_.microbatches || state_.held[group.machine] + group.takes > problem_.limit[group.machine])
     return until_;
   for (const int before : group.after) {
-    if (partial.run[before] <= j) return until_;
+    if (state_.counts[before] <= j) return until_;
   }
-  std::int64_t start = std::max(partial.clock[group.machine], group.heads[j]);
-  if (group.behind >= 0) {
-    if (partial.arrived[g].empty()) return until_;
-    start = std::max(start, partial.arrived[g].front());
-  }
-  return std::min(start, until_);
+  if (group.behind < 0) return std::min(std::max(state_.times[group.machine], group.heads[j]), until_);
+  return state_.counts[group.behind] <= j ? until_ : std::min(state_.times[state_.first[g]], until_);
 }
 
-void IdleSearch::extend(const Partial& partial) {
-  best_ = std::min(best_, until_ - partial.work);  // if it idles from now on
+void IdleSearch::extend() {
+  best_ = std::min(best_, until_ - state_.work);  // if it idles from now on
   // The machine on which an op may end first runs its next op, or waits for an arrival.
-  std::vector<std::int64_t> starts;
-  std::size_t first = problem_.groups.size();
-  for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
-    starts.push_back(start_of(partial, g));
-    if (starts[g] == until_ || partial.defers[problem_.groups[g].machine] != 0) continue;
-    const auto end = [&](std::size_t h) { return starts[h] + problem_.groups[h].duration; };
-    if (first == problem_.groups.size() || end(g) < end(first)) first = g;
+  const std::size_t groups = problem_.groups.size();
+  std::size_t first = groups;
+  for (std::size_t g = 0; g < groups; ++g) {
+    starts_[g] = start_of(g);
+    if (starts_[g] == until_ || state_.counts[groups + to_size(problem_.groups[g].machine)] != 0) continue;
+    const auto end = [&](std::size_t h) { return starts_[h] + problem_.groups[h].duration; };
+    if (first == groups || end(g) < end(first)) first = g;
   }
-  if (first == problem_.groups.size()) return;
+  if (first == groups) return;
   const int machine = problem_.groups[first].machine;
   std::int64_t filled = until_;  // the earliest end of an op that takes no memory: it may run in each gap that fits it
-  for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
+  for (std::size_t g = 0; g < groups; ++g) {
     const RankProblem::Group& group = problem_.groups[g];
     if (group.machine == machine && group.keeps <= 0 && group.duration > 0) {
-      filled = std::min(filled, starts[g] + group.duration);
+      filled = std::min(filled, starts_[g] + group.duration);
     }
   }
-  for (std::size_t g = 0; g < problem_.groups.size(); ++g) {
+  for (std::size_t g = 0; g < groups; ++g) {
     const RankProblem::Group& group = problem_.groups[g];
-    if (group.machine != machine || starts[g] == until_) continue;
-    if (starts[g] >= filled && starts[g] > partial.clock[machine]) continue;
-    Partial next = partial;
-    next.clock[machine] = starts[g] + group.duration;
-    if (machine == 0 && next.clock[0] >= until_) {
-      best_ = std::min(best_, starts[g] - partial.work);
+    if (group.machine != machine || starts_[g] == until_) continue;
+    if (starts_[g] >= filled && starts_[g] > state_.times[machine]) continue;
+    if (machine == 0 && starts_[g] + group.duration >= until_) {
+      best_ = std::min(best_, starts_[g] - state_.work);
       continue;
     }
-    if (machine == 0) next.work += group.duration;
-    next.held[machine] += group.keeps;
-    ++next.run[g];
-    if (group.behind >= 0) next.arrived[g].erase(next.arrived[g].begin());
-    for (std::size_t h = 0; h < problem_.groups.size(); ++h) {
-      if (problem_.groups[h].behind != static_cast<int>(g)) continue;
-      next.arrived[h].push_back(next.clock[machine] + problem_.groups[h].delay);
-      next.defers[problem_.groups[h].machine] = 0;
-    }
-    add(std::move(next));
+    run(g, starts_[g]);
+    add();
   }
-  if (partial.clock.size() == 1 || starts[first] + problem_.groups[first].duration >= filled) return;
-  Partial next = partial;
-  next.defers[machine] = 1;
-  add(std::move(next));
+  if (problem_.limit.size() == 1 || starts_[first] + problem_.groups[first].duration >= filled) return;
+  next_ = state_;
+  next_.counts[groups + to_size(machine)] = 1;
+  add();
 }
 
-// Whether `one` is at least as good as `other`, which has run the same ops.
-bool IdleSearch::covers(const Partial& one, const Partial& other) const {
-  if (one.defers != other.defers) return false;
-  for (std::size_t machine = 0; machine < one.clock.size(); ++machine) {
-    if (one.clock[machine] > other.clock[machine]) return false;
-  }
-  for (std::size_t g = 0; g < one.arrived.size(); ++g) {
-    for (std::size_t i = 0; i < one.arrived[g].size(); ++i) {
-      if (one.arrived[g][i] > std::max(other.clock[problem_.groups[g].machine], other.arrived[g][i])) return false;
+// The state after the next op of a group.
+void IdleSearch::run(std::size_t g, std::int64_t start) {
+  const auto& groups = problem_.groups;
+  const int machine = groups[g].machine;
+  const std::int64_t end = start + groups[g].duration;
+  next_.counts = state_.counts;
+  ++next_.counts[g];
+  for (const std::size_t fed : feeds_[g]) next_.counts[groups.size() + to_size(groups[fed].machine)] = 0;
+  place_groups(next_);
+  std::copy_n(state_.times.begin(), problem_.limit.size(), next_.times.begin());
+  next_.times[machine] = end;
+  for (std::size_t h = 0; h < groups.size(); ++h) {
+    const int behind = groups[h].behind;
+    if (behind < 0) continue;
+    std::size_t from = state_.first[h] + (h == g ? 1 : 0);
+    std::size_t to = next_.first[h];
+    const std::size_t last = state_.first[h] + to_size(state_.counts[behind] - state_.counts[h]);
+    const std::int64_t earliest = groups[h].machine == machine ? end : 0;
+    for (; from < last; ++from, ++to) next_.times[to] = std::max(state_.times[from], earliest);
+    if (to_size(behind) == g) {
+      next_.times[to] =
+          std::max({end + groups[h].delay, groups[h].heads[state_.counts[g]], next_.times[groups[h].machine]});
     }
   }
-  return true;
+  next_.held = state_.held;
+  next_.held[machine] += groups[g].keeps;
+  next_.work = state_.work + (machine == 0 ? groups[g].duration : 0);
 }
 
-void IdleSearch::add(Partial partial) {
-  std::vector<std::size_t>& same = by_run_[partial.run];
-  for (const std::size_t other : same) {
-    if (covers(partials_[other], partial)) return;
+std::int32_t IdleSearch::ops_of(const std::vector<std::int32_t>& counts) {
+  if (ops_.size() >= buckets_.size()) grow_buckets();
+  const std::size_t bucket = hash_of(counts) % buckets_.size();
+  for (std::int32_t i = buckets_[bucket]; i >= 0; i = ops_[i].next) {
+    if (std::equal(counts.begin(), counts.end(), counts_.begin() + static_cast<std::ptrdiff_t>(ops_[i].counts))) {
+      return i;
+    }
   }
-  std::erase_if(same, [&](std::size_t other) {
-    const bool worse = covers(partial, partials_[other]);
-    if (worse) dropped_[other] = true;
-    return worse;
-  });
-  const std::int64_t bound = std::max(extended_, partial.clock[0] - partial.work + least_later(partial));
+  ops_.push_back({.counts = counts_.size(), .newest = -1, .next = buckets_[bucket]});
+  counts_.insert(counts_.end(), counts.begin(), counts.end());
+  return buckets_[bucket] = static_cast<std::int32_t>(ops_.size()) - 1;
+}
+
+void IdleSearch::grow_buckets() {
+  buckets_.assign(2 * buckets_.size(), -1);
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    std::int32_t& bucket =
+        buckets_[hash_of(std::span(counts_).subspan(ops_[i].counts, next_.counts.size())) % buckets_.size()];
+    ops_[i].next = bucket;
+    bucket = static_cast<std::int32_t>(i);
+  }
+}
+
+void IdleSearch::add() {
+  const std::int32_t ops = ops_of(next_.counts);
+  const std::size_t size = next_.times.size();
+  // Whether the first one is at least as good.
+  const auto covers = [size](const std::int64_t* one, const std::int64_t* other) {
+    for (std::size_t i = 0; i < size; ++i) {
+      if (one[i] > other[i]) return false;
+    }
+    return true;
+  };
+  for (std::int32_t i = ops_[ops].newest; i >= 0; i = partials_[i].older) {
+    if (covers(&times_[partials_[i].times], next_.times.data())) return;
+  }
+  std::int32_t* link = &ops_[ops].newest;
+  while (*link >= 0) {
+    Partial& other = partials_[*link];
+    if (covers(next_.times.data(), &times_[other.times])) {
+      other.dropped = true;
+      *link = other.older;
+    } else {
+      link = &other.older;
+    }
+  }
+  const std::int64_t bound = std::max(extended_, next_.times[0] - next_.work + least_later());
   if (bound >= best_) return;
-  same.push_back(partials_.size());
-  open_.emplace(bound, -partial.clock[0], partials_.size());
-  partials_.push_back(std::move(partial));
-  dropped_.push_back(false);
+  const auto index = static_cast<std::int32_t>(partials_.size());
+  partials_.push_back({.times = times_.size(), .ops = ops, .older = ops_[ops].newest});
+  times_.insert(times_.end(), next_.times.begin(), next_.times.end());
+  ops_[ops].newest = index;
+  open_.push({.bound = bound, .end = next_.times[0], .partial = index});
 }
 
 // The most time for which ops run that take `bytes` in total, and those that they enable.
@@ -192,35 +269,35 @@ std::int64_t IdleSearch::enabled_by(std::int64_t bytes) const {
   return by_bytes < static_cast<double>(by_ops) ? static_cast<std::int64_t>(by_bytes) : by_ops;
 }
 
-// A lower bound of the idle time between the end of `partial` and `until_`. Before the earliest time at which a
+// A lower bound of the idle time between the end of `next_` and `until_`. Before the earliest time at which a
 // microbatch that has not begun runs another op, the rank runs at most the ops that take memory for which it has or
 // gets room, those that they enable, and the others of the microbatches that have begun, from their earliest starts on.
-std::int64_t IdleSearch::least_later(const Partial& partial) {
+std::int64_t IdleSearch::least_later() {
   const auto& groups = problem_.groups;
   int begun = 0;  // and the first one that has not
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g].machine == 0) begun = std::max(begun, partial.run[g]);
+    if (groups[g].machine == 0) begun = std::max(begun, next_.counts[g]);
   }
   const int last = std::min(begun, problem_.microbatches - 1);
   std::int64_t until = until_;
-  ops_.clear();
+  pending_.clear();
   releases_.clear();
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const RankProblem::Group& group = groups[g];
     earliest_[g].clear();
-    std::int64_t free = partial.clock[group.machine];
-    for (int j = partial.run[g]; j <= last; ++j) {
+    std::int64_t free = next_.times[group.machine];
+    for (int j = next_.counts[g]; j <= last; ++j) {
       std::int64_t start = std::max(free, group.heads[j]);
       bool waits = false;  // for an op that takes memory
       for (const int before : group.after) {
-        if (j < partial.run[before]) continue;
-        start = std::max(start, earliest_[before][j - partial.run[before]] + groups[before].duration);
+        if (j < next_.counts[before]) continue;
+        start = std::max(start, earliest_[before][j - next_.counts[before]] + groups[before].duration);
         waits = waits || groups[before].keeps > 0;
       }
       if (group.behind >= 0) {
-        const int ready = partial.run[group.behind];
+        const int ready = next_.counts[group.behind];
         const std::int64_t arrival =
-            j < ready ? partial.arrived[g][j - partial.run[g]]
+            j < ready ? next_.times[next_.first[g] + to_size(j - next_.counts[g])]
                       : earliest_[group.behind][j - ready] + groups[group.behind].duration + group.delay;
         start = std::max(start, arrival);
       }
@@ -231,18 +308,18 @@ std::int64_t IdleSearch::least_later(const Partial& partial) {
         until = std::min(until, start);
         continue;
       }
-      ops_.emplace_back(start, group.duration);
+      pending_.emplace_back(start, group.duration);
       if (group.keeps < 0) releases_.emplace_back(free, -group.keeps);
     }
   }
   std::sort(releases_.begin(), releases_.end());
   std::int64_t most = 0;
-  std::int64_t room = problem_.limit[0] - partial.held[0];
+  std::int64_t room = problem_.limit[0] - next_.held[0];
   for (std::size_t i = 0; i <= releases_.size(); ++i) {
     const std::int64_t time = i < releases_.size() ? std::min(until, releases_[i].first) : until;
-    std::int64_t idle = time - partial.clock[0] - enabled_by(room);
+    std::int64_t idle = time - next_.times[0] - enabled_by(room);
     if (idle > most) {
-      for (const auto& [start, duration] : ops_) idle -= std::clamp<std::int64_t>(time - start, 0, duration);
+      for (const auto& [start, duration] : pending_) idle -= std::clamp<std::int64_t>(time - start, 0, duration);
       most = std::max(most, idle);
     }
     if (time == until) break;

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <queue>
 #include <tuple>
 #include <utility>
@@ -44,47 +43,76 @@ class IdleSearch {
 
   // Extends at most `most_orders` partial orders, and returns their number.
   std::int64_t extend(std::int64_t most_orders);
-  std::int64_t bound() const {
-    return open_.empty() ? best_ : std::min(best_, std::max(least_, std::get<0>(open_.top())));
-  }
+  std::int64_t bound() const { return open_.empty() ? best_ : std::min(best_, std::max(least_, open_.top().bound)); }
   bool exact() const { return bound() == best_; }
 
  private:
-  // The ops run so far.
+  // Partial orders of the same ops. Only their times differ.
+  struct Ops {
+    std::size_t counts = 0;  // position in `counts_`: by group the number of ops, then by machine whether it defers:
+                             // it waits for an arrival
+    std::int32_t newest = -1;
+    std::int32_t next = -1;  // in the same bucket
+  };
+  // By machine the end of the last op, then by group the earliest starts of the ops whose input has arrived or will
+  // arrive at a known time, as far as that is due to arrivals, heads and the machine.
   struct Partial {
-    std::vector<int> run;                            // by group
-    std::vector<std::int64_t> clock;                 // by machine: end of the last op
-    std::vector<std::int64_t> held;                  // by machine: bytes
-    std::vector<char> defers;                        // by machine: waits for an arrival
-    std::int64_t work = 0;                           // of machine 0
-    std::vector<std::vector<std::int64_t>> arrived;  // by group: arrivals of the results that it has not read
+    std::size_t times = 0;  // position in `times_`
+    std::int32_t ops = 0;
+    std::int32_t older = -1;  // of the same ops
+    bool dropped = false;
+  };
+  struct Open {
+    std::int64_t bound = 0;
+    std::int64_t end = 0;  // of machine 0
+    std::int32_t partial = 0;
+    bool operator<(const Open& other) const {  // in a queue whose top is the largest
+      return std::tuple(other.bound, end, other.partial) < std::tuple(bound, other.end, partial);
+    }
+  };
+  // The partial order that is extended or added.
+  struct State {
+    std::vector<std::int32_t> counts;
+    std::vector<std::int64_t> times;
+    std::vector<std::size_t> first;  // by group: position in `times`
+    std::vector<std::int64_t> held;  // by machine: bytes
+    std::int64_t work = 0;           // of machine 0
   };
 
+  void load(const Partial& partial);
+  void place_groups(State& state) const;
   // The earliest start of the next op of a group; `until_` if there is none before.
-  std::int64_t start_of(const Partial& partial, std::size_t g) const;
-  void extend(const Partial& partial);
-  void add(Partial partial);
-  bool covers(const Partial& one, const Partial& other) const;
+  std::int64_t start_of(std::size_t g) const;
+  void extend();
+  void run(std::size_t g, std::int64_t start);
+  void add();
+  std::int32_t ops_of(const std::vector<std::int32_t>& counts);
+  void grow_buckets();
   std::int64_t enabled_by(std::int64_t bytes) const;
-  std::int64_t least_later(const Partial& partial);
+  std::int64_t least_later();
 
   RankProblem problem_;
   std::int64_t until_;
   std::int64_t least_;
-  std::int64_t best_;              // of the complete orders
-  std::vector<bool> enabled_;      // by group: takes no memory, and follows an op of the rank that does
-  std::int64_t least_kept_;        // by an op that takes memory
-  std::int64_t most_enabled_ = 0;  // duration of such an op and of those that it enables
-  double most_per_byte_ = 0;       // the same per byte
+  std::int64_t best_;                            // of the complete orders
+  std::vector<bool> enabled_;                    // by group: takes no memory, and follows an op of the rank that does
+  std::vector<std::vector<std::size_t>> feeds_;  // by group: those behind it
+  std::int64_t least_kept_;                      // by an op that takes memory
+  std::int64_t most_enabled_ = 0;                // duration of such an op and of those that it enables
+  double most_per_byte_ = 0;                     // the same per byte
+  std::vector<std::int32_t> counts_;
+  std::vector<std::int64_t> times_;
+  std::vector<Ops> ops_;
   std::vector<Partial> partials_;
-  std::vector<bool> dropped_;
-  std::map<std::vector<int>, std::vector<std::size_t>> by_run_;
-  using Entry = std::tuple<std::int64_t, std::int64_t, std::size_t>;  // idle time, negative end, index
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> open_;
+  std::vector<std::int32_t> buckets_;
+  std::priority_queue<Open> open_;
   std::int64_t extended_ = 0;  // bound of the order that is extended
+  State state_;                // extended
+  State next_;                 // added
+  std::vector<std::int64_t> starts_;
   // For `least_later`.
   std::vector<std::vector<std::int64_t>> earliest_;              // by group: starts of the ops that have not run
-  std::vector<std::pair<std::int64_t, std::int64_t>> ops_;       // start, duration
+  std::vector<std::pair<std::int64_t, std::int64_t>> pending_;   // start, duration
   std::vector<std::pair<std::int64_t, std::int64_t>> releases_;  // end, bytes
 };
 
