@@ -14,6 +14,7 @@
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"
 #include "sim/planner/order_times.h"
+#include "sim/planner/periodic_beam.h"
 
 namespace sluice::sim {
 namespace {
@@ -28,10 +29,12 @@ constexpr std::int64_t kSpare = 8;                 // evaluations of the searche
 constexpr std::int64_t kPeriodSteps = 4'000'000;   // of the search for one period, about a second
 constexpr std::int64_t kStepsPerEvaluation = 16;   // for small limits of evaluations
 constexpr double kPeriodStepsPerSecond = 100'000;  // of the limit of time
-constexpr std::int64_t kBoundOrders = 300'000;     // of the search for a better lower bound, a second or two
+constexpr std::size_t kBeamWidth = 100;            // of the search without proof
+constexpr std::int64_t kBeamSteps = 2'000'000;     // of it, a tenth of a second
+constexpr std::int64_t kBoundOrders = 1'500'000;   // of the search for a better lower bound, a second or two
 constexpr std::int64_t kOrdersPerEvaluation = 16;  // for small limits of evaluations
-constexpr double kOrdersPerSecond = 30'000;        // of the limit of time
-constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
+constexpr double kOrdersPerSecond = 100'000;       // of the limit of time
+constexpr std::array<double, 4> kWarmths = {0.5, 2.0, 1.0, 0.2};
 
 // What is left for a search.
 class Allowance {
@@ -86,6 +89,16 @@ std::int64_t periodic_bound(const PlacedProblem& problem, std::int64_t period) {
   return (problem.num_microbatches - 1) * period + auto_bounds(one, table).makespan;
 }
 
+// The number of microbatches that every rank can hold; 0 if no limit is below their number.
+int most_in_flight(const PlacedProblem& problem) {
+  const std::vector<std::int64_t> least = least_limits(problem);
+  std::int64_t most = problem.num_microbatches;
+  for (std::size_t rank = 0; rank < least.size(); ++rank) {
+    if (least[rank] > 0) most = std::min(most, problem.limit[rank] / least[rank]);
+  }
+  return most < problem.num_microbatches ? static_cast<int>(most) : 0;
+}
+
 // The rules to try, in order.
 std::vector<ListRules> grid(const PlacedProblem& problem) {
   std::vector<ListRules> out;
@@ -115,6 +128,21 @@ std::vector<ListRules> grid(const PlacedProblem& problem) {
       }
     }
   }
+  // With little memory, groups of microbatches that pass all chunks before the next ones are often best.
+  const int group = most_in_flight(problem);
+  std::ptrdiff_t added = 0;
+  for (const double depth_bias : {-0.5, 0.0, 0.5}) {
+    for (const double gradient_bias : {1e6, 0.0, -2.0}) {
+      for (const int in_flight : {group, group + 1, group - 1}) {
+        if (group == 0 || in_flight == 0) continue;
+        ListRules rules;
+        rules.in_flight = in_flight;
+        rules.depth_bias = depth_bias;
+        rules.gradient_bias = gradient_bias;
+        out.insert(out.begin() + 8 + added++, rules);
+      }
+    }
+  }
   return out;
 }
 
@@ -127,15 +155,16 @@ class Place {
         table_(std::make_unique<OpTable>(placement_->problem)),
         bounds_(auto_bounds(placement_->problem, *table_)),
         least_(bounds_.makespan) {
-    if (!placement_->limit_of_bound.empty()) raise_bound(0);
+    if (!placement_->limit_of_bound.empty()) raise_bound(searched_bound(0));
   }
 
-  // Raises the lower bound by a search.
-  void raise_bound(std::int64_t most_orders) {
+  // A lower bound of the makespan, by a search.
+  std::int64_t searched_bound(std::int64_t most_orders) const {
     PlacedProblem wider = placement_->problem;
     if (!placement_->limit_of_bound.empty()) wider.limit = placement_->limit_of_bound;
-    least_ = auto_bounds(wider, *table_, most_orders).makespan;
+    return auto_bounds(wider, *table_, most_orders).makespan;
   }
+  void raise_bound(std::int64_t least) { least_ = least; }
 
   const PlacedProblem& problem() const { return placement_->problem; }
   const OpTable& table() const { return *table_; }
@@ -192,6 +221,7 @@ class Place {
       if (!cyclic) return;
       CyclicSchedule schedule =
           least_period(*cyclic, SearchSteps(period_steps(), [this] { return allowance_->is_late(); }));
+      if (microbatches == 1 && !schedule.proven()) shorten(*cyclic, schedule);
       const bool simple = schedule.period == cyclic->simple_bound();
       periodics_.push_back({*cyclic, std::move(schedule)});
       if (simple) return;
@@ -254,6 +284,15 @@ class Place {
   }
 
  private:
+  // Replaces a schedule by one with a shorter period, if a search without proof finds one.
+  void shorten(const CyclicProblem& cyclic, CyclicSchedule& schedule) const {
+    CyclicSchedule other =
+        short_period(cyclic, kBeamWidth, SearchSteps(kBeamSteps, [this] { return allowance_->is_late(); }));
+    if (other.period == 0 || (schedule.period > 0 && schedule.period <= other.period)) return;
+    schedule.period = other.period;
+    schedule.starts = std::move(other.starts);
+  }
+
   std::int64_t timed(OrderTimes& times, const Orders& orders, std::int64_t most = kNever) {
     allowance_->use(1);
     return times.run(orders, most);
@@ -307,8 +346,7 @@ class AutoScheduler {
     if (!result_) throw DoesNotFit("automatic schedule: no schedule was found that fits in the memory of all ranks");
     result_->first_makespan = result_->makespan;
     result_->first_seconds = allowance_.elapsed();
-    raise_bounds();
-    start_periodically();
+    raise_bounds_and_start();
     search();
     const AutoEnd end = ended_by();
     settle();
@@ -345,15 +383,26 @@ class AutoScheduler {
     for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.least());
   }
 
-  void raise_bounds() {
+  // Searches for better bounds and, concurrently, for schedules to start from.
+  void raise_bounds_and_start() {
     const std::vector<std::size_t> open = open_places();
+    if (open.empty()) return;
     const std::int64_t by_evaluations =
         std::clamp<std::int64_t>(allowance_.left(), 0, kBoundOrders / kOrdersPerEvaluation) * kOrdersPerEvaluation;
     const std::int64_t orders =
         std::min(by_evaluations, static_cast<std::int64_t>(options_.seconds * kOrdersPerSecond));
-    for (const std::size_t i : open) {
-      if (!allowance_.is_late()) places_[i].raise_bound(orders / std::ssize(open));
-    }
+    std::vector<std::int64_t> bounds;
+    parallel_for(2, [&](std::int64_t thread) {
+      if (thread == 1) {
+        start_periodically();
+        start_shorter();
+        return;
+      }
+      for (const std::size_t i : open) {
+        if (!allowance_.is_late()) bounds.push_back(places_[i].searched_bound(orders / std::ssize(open)));
+      }
+    });
+    for (std::size_t i = 0; i < bounds.size(); ++i) places_[open[i]].raise_bound(bounds[i]);
     update_lower_bound();
   }
 
@@ -408,7 +457,6 @@ class AutoScheduler {
   };
 
   void search() {
-    start_shorter();
     std::int64_t ops = 0;
     for (const Place& place : places_) ops = std::max(ops, std::int64_t{place.table().cells} * 3);
     // Limits the moves without improvement, as small problems are exhausted long before the time limit.

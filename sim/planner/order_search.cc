@@ -48,12 +48,31 @@ void OrderSearch::update_path() {
 OrderSearch::Move OrderSearch::propose() {
   Move move;
   if (pick(8) != 0) {
-    // Moves an op of the path before its predecessors on the rank, or its predecessor after it.
-    const OrderTimes::Step& step = path_[pick(std::ssize(path_))];
+    const std::size_t at = to_size(pick(std::ssize(path_)));
+    const OrderTimes::Step& step = path_[at];
     move.rank = to_size(step.rank);
     const auto size = std::ssize(orders_[move.rank]);
     std::int64_t distance = 1;
     while (distance < 16 && pick(2) == 0) ++distance;
+    if (pick(4) != 0) {
+      // Only a move across an end of its block, the ops of the path that follow each other on the rank, can shorten the
+      // path.
+      std::size_t first = at;
+      while (path_[first].follows) ++first;
+      std::size_t last = at;
+      while (last > 0 && path_[last - 1].follows) --last;
+      const bool at_first = pick(2) == 0;
+      const std::int64_t end = path_[at_first ? first : last].index;
+      const std::int64_t inside = at_first ? std::min<std::int64_t>(end + distance, path_[last].index)
+                                           : std::max<std::int64_t>(end - distance, path_[first].index);
+      if (inside != end) {
+        const bool leaves = pick(2) == 0;
+        move.from = to_size(leaves ? inside : end);
+        move.to = to_size(leaves ? end : inside);
+        return move;
+      }
+    }
+    // Moves an op of the path before its predecessors on the rank, or its predecessor after it.
     if (pick(2) == 0) {
       move.from = to_size(step.index);
       move.to = to_size(std::max<std::int64_t>(0, step.index - distance));

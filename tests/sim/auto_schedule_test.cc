@@ -266,6 +266,33 @@ TEST(AutoSchedule, ReachesExactOptimaOfSlicedPipelines) {
   expect_mostly_optimal("sliced", tally);
 }
 
+// Optima that OR-tools' CP-SAT 9.15 proved (no-overlap per rank, cumulative memory). Limits are in stages, held until
+// W.
+TEST(AutoSchedule, IsOptimalWhereAConstraintSolverFinishes) {
+  struct Solved {
+    std::vector<int> rank_of;
+    int m, f, b, w, hop, limit, optimum;
+  };
+  const std::vector<Solved> cases = {{linear(3), 4, 5, 2, 7, 2, 1, 144},    {linear(3), 6, 2, 6, 1, 1, 2, 96},
+                                     {linear(3), 4, 4, 6, 8, 3, 1, 200},    {v_shape(2), 8, 3, 2, 6, 2, 4, 184},
+                                     {v_shape(3), 4, 8, 7, 8, 0, 6, 200},   {looped(2, 2), 4, 6, 6, 7, 2, 2, 229},
+                                     {looped(3, 2), 6, 3, 6, 2, 2, 6, 168}, {looped(3, 2), 6, 7, 9, 2, 0, 3, 368},
+                                     {looped(4, 2), 6, 3, 4, 2, 2, 6, 173}, {looped(4, 2), 6, 4, 9, 5, 1, 5, 309}};
+  int optimal = 0;
+  for (const Solved& of : cases) {
+    SCOPED_TRACE(of.optimum);
+    const PlacedProblem problem = even(of.rank_of, of.m, 1, of.f, of.b, of.w, 0, 1, of.limit, of.hop);
+    const AutoResult result = solve(problem, 50'000);
+    expect_true(problem, result);
+    EXPECT_LE(result.lower_bound.count(), of.optimum);
+    EXPECT_GE(result.lower_bound.count(), 0.99 * of.optimum);
+    EXPECT_GE(result.makespan.count(), of.optimum);
+    EXPECT_LE(result.makespan.count(), 1.01 * of.optimum);
+    optimal += result.makespan.count() == of.optimum ? 1 : 0;
+  }
+  EXPECT_GE(optimal, 9);
+}
+
 TEST(AutoSchedule, IsNeverSlowerThanAFamilyUnderTheSameCap) {
   Rng random{std::mt19937(4)};
   const int cases = test::small_scope() ? 20 : 150;

@@ -10,6 +10,7 @@
 #include "sim/planner/auto_bounds.h"
 #include "sim/planner/auto_schedule.h"
 #include "sim/planner/order_times.h"
+#include "sim/planner/periodic_beam.h"
 #include "sim/planner/rank_bound.h"
 
 namespace sluice::test {
@@ -187,6 +188,51 @@ TEST(CyclicSchedule, EqualsAnExhaustiveSearch) {
     above_work += found.period > cyclic->simple_bound() ? 1 : 0;
   }
   EXPECT_GT(above_work, 5);
+}
+
+// Its schedule exists, by an exhaustive search, and the least period is mostly that.
+TEST(ShortPeriod, ExistsByAnExhaustiveSearch) {
+  Random random{std::mt19937(35)};
+  int least = 0;
+  for (int i = 0; i < 100; ++i) {
+    SCOPED_TRACE(i);
+    const PlacedProblem problem = tiny(random);
+    const auto cyclic = sim::cyclic_problem(problem, 1);
+    const CyclicSchedule found = sim::short_period(*cyclic, 100, SearchSteps(1'000'000));
+    ASSERT_GT(found.period, 0);
+    EXPECT_TRUE(AllStarts(problem, found.period).exist());
+    least += found.period == sim::least_period(*cyclic, SearchSteps(1'000'000)).period ? 1 : 0;
+  }
+  EXPECT_GE(least, 80);
+}
+
+// Unrolled, it keeps the limits, and each microbatch adds at most a period to the end of the first one.
+TEST(ShortPeriod, HoldsForAnyNumberOfMicrobatches) {
+  Random random{std::mt19937(36)};
+  for (int i = 0; i < 60; ++i) {
+    SCOPED_TRACE(i);
+    const int p = random(2, 8);
+    const auto placement = static_cast<Placement>(random(0, 2));
+    const int chunks = placement == Placement::linear ? 1 : 2;
+    PlacedProblem problem = chunked(placement, p, 30, random(0, 3), random(chunks * (p + 1) / 2, chunks * p));
+    const SliceOpTimes all{Duration(random(2, 9)), Duration(random(2, 9)), Duration(random(1, 8)), Duration{}};
+    for (SliceOpTimes& of : problem.times) {
+      of = all;
+      of.backward = of.input_gradient + of.weight_gradient;
+    }
+    const auto cyclic = sim::cyclic_problem(problem, 1);
+    const CyclicSchedule found = sim::short_period(*cyclic, 100, SearchSteps(2'000'000));
+    ASSERT_GT(found.period, 0);
+    std::int64_t end = 0;  // of the first microbatch
+    for (std::size_t x = 0; x < cyclic->ops.size(); ++x) end = std::max(end, found.starts[x] + cyclic->ops[x].duration);
+    for (const int m : {1, 2, 30}) {
+      problem.num_microbatches = m;
+      const sim::OpTable table(problem);
+      const sim::Orders orders = sim::unrolled(*cyclic, found, table);
+      EXPECT_TRUE(sim::keeps_limits(problem, table, orders));
+      EXPECT_LE(sim::OrderTimes(problem, table).run(orders), end + (m - 1) * found.period);
+    }
+  }
 }
 
 // All orders, one after the other.
