@@ -294,7 +294,6 @@ class NemoImport {
     if (set("model.attention_backend")) add_attention_backend();
   }
 
-  // The number or the name of Megatron-LM's enumeration.
   // The formats of a recipe that is named, such as bf16_with_mxfp8_mixed.
   void add_recipe(const std::string& recipe) {
     const auto has = [&](const char* word) { return recipe.find(word) != std::string::npos; };
@@ -309,6 +308,7 @@ class NemoImport {
     }
   }
 
+  // The number or the name of Megatron-LM's enumeration.
   void add_attention_backend() {
     constexpr std::array kBackends = {"flash", "fused", "unfused", "local", "auto"};
     std::string value = text("model.attention_backend");
