@@ -286,6 +286,7 @@ Software software_from_json(JsonReader reader) {
   software.issue_s = constant(reader, "issue_s", 0, 1e-2);
   software.expert_issue_s = constant_or(reader, "expert_issue_s", 0, 1e-2, software.issue_s);
   software.dispatch_issue_s = constant_or(reader, "dispatch_issue_s", 0, 1e-1, software.issue_s);
+  software.part_issue_s = constant_or(reader, "part_issue_s", 0, 1e-1, 0);
   software.gemm_speed = constant_or(reader, "gemm_speed", 0.1, 10, 1);
   software.attention_speed = constant_or(reader, "attention_speed", 0.1, 10, 1);
   software.memory_speed = constant_or(reader, "memory_speed", 0.1, 10, 1);

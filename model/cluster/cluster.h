@@ -146,6 +146,7 @@ struct Software {
   double issue_s = 0;         // host time to launch one kernel of the table: a lower bound for chains of short kernels
   double expert_issue_s = 0;  // the same for one expert's kernel, where those of a layer are launched one by one
   double dispatch_issue_s = 0;  // the same for a dispatch or combine, of runs without CUDA graphs
+  double part_issue_s = 0;      // additional host time per part of a layer in F and B of an overlapped block
   // Speed of its kernels relative to the GPU's constants: below 1 with older libraries. memory_speed is that of kernels
   // that only move data: below 1 where they are not fused.
   double gemm_speed = 1;
