@@ -213,6 +213,7 @@ Link link_from_json(JsonReader reader) {
   link.collective_latency_s = constant_or(reader, "collective_latency_s", 0, 10, link.latency_s);
   link.collective_step_s = constant_or(reader, "collective_step_s", 0, 10, 0);
   link.exchange_efficiency = constant_or(reader, "exchange_efficiency", 1e-3, 1, link.transfer_efficiency);
+  link.exchange_copy_rate = constant_or(reader, "exchange_copy_rate", 0, 10, 0);
   link.shared_exponent = constant_or(reader, "shared_exponent", 0, 2, 0);
   reader.allow("ring_bandwidths");
   if (reader.has("ring_bandwidths")) {

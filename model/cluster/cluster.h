@@ -130,7 +130,10 @@ struct Link {
   double collective_latency_s = 0;   // fixed, per collective
   double collective_step_s = 0;      // per step of its ring
   double exchange_efficiency = 1;    // of the bandwidth, for an all-to-all of large messages
-  double shared_exponent = 0;        // of (2 / nodes), by which rings over more than two nodes have less bandwidth
+  // In an all-to-all, of all that a GPU copies, its own part, which crosses no link, included: relative to the
+  // bandwidth; 0: not a limit.
+  double exchange_copy_rate = 0;
+  double shared_exponent = 0;  // of (2 / nodes), by which rings over more than two nodes have less bandwidth
   // Ring bandwidth of groups of 2, 3, ... GPUs, where the topology limits small groups below the link's collective
   // bandwidth; larger groups have that one.
   std::vector<double> ring_bytes_per_s;

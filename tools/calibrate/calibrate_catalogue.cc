@@ -286,7 +286,7 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   for (const auto& [name, measured] : links) {
     const LinkFit fit = fit_link(catalogue_link(name), measured);
     report.add(name, "all-reduces", fit.all_reduce, {"collective_latency_s", "collective_step_s"});
-    report.add(name, "all-to-alls", fit.all_to_all, {"exchange_efficiency"});
+    report.add(name, "all-to-alls", fit.all_to_all, {"exchange_efficiency", "exchange_copy_rate"});
     if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
   }
   for (const std::string& name : unknown) print_message(name + ": not in the catalogue, skipped");
