@@ -266,6 +266,10 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
                                              "launch_s",      "cast by tensors", "cast by blocks"};
     report.add(name, "GEMMs, 8 bits", fit.narrow[0], narrow);
     report.add(name, "GEMMs, 4 bits", fit.narrow[1], narrow);
+    for (std::size_t i = 0; i < fit.experts.size(); ++i) {
+      report.add(name, fmt::format("experts, {}", kExpertsFormats[i]), fit.experts[i],
+                 {"time of GEMMs", "memory_efficiency", "fixed_s"});
+    }
     const std::vector<std::string> constants = {"peak_fraction", "tail_rows", "overhead_keys"};
     report.add(name, "attention forward", fit.attention[0][0], constants);
     report.add(name, "attention backward", fit.attention[0][1], constants);
