@@ -17,6 +17,8 @@ MOST = 0.9  # of the runs of a class are in a finer one
 HELD_OUT = 0.7  # of the runs of a class, at least, are in the interval of its other configurations
 ENOUGH = 10  # configurations from which on a class needs no errors of others
 TAIL = 0.1  # of the errors, below the interval and above it
+OTHER_TAILS = (0.09, 0.11, 0.08, 0.12, 0.13, 0.14, 0.15)
+COVERED = (0.74, 0.88)  # of the own runs that are in the interval of their class when left out
 NEAR = 0.15  # configurations to choose from are predicted within this relative difference
 PAIRS = 10  # of configurations, at least, of which a median is taken
 MEDIAN_DIFFERENCE = 0.954  # of two normal variables, in standard deviations of one: 0.6745 x sqrt(2)
@@ -145,6 +147,7 @@ class Classes:
             for name in chain(row.facts):
                 members.setdefault(name, {})[id(row)] = row
         self.rows = {}
+        self.tails = {name: TAIL for name in members}
         for name in sorted(members, key=len):
             rows, coarser = list(members[name].values()), self.coarser(name)
             if configurations(rows) >= LEAST and (not coarser or len(rows) <= MOST * len(self.rows[coarser])):
@@ -158,6 +161,14 @@ class Classes:
             if coarser and len(own) >= LEAST and self.covered(name, lambda row: row.key) < HELD_OUT * len(own):
                 del self.rows[name]
                 self.own[coarser] += self.own.pop(name)
+        for name, own in self.own.items():
+            # Runs of a configuration err alike, so that the interval of few configurations has more runs than it says.
+            for tail in (TAIL, *OTHER_TAILS):
+                self.tails[name] = tail
+                if not own or COVERED[0] <= self.covered(name, lambda row: row.key) / len(own) <= COVERED[1]:
+                    break
+            else:
+                self.tails[name] = TAIL
 
     def coarser(self, name):
         """Returns the next coarser class; None if there is none."""
@@ -186,7 +197,7 @@ class Classes:
 
     def interval(self, name, without=lambda row: False):
         errors = self.errors(name, without)
-        return quantile(errors, TAIL), quantile(errors, 1 - TAIL)
+        return quantile(errors, self.tails[name]), quantile(errors, 1 - self.tails[name])
 
     def covered(self, name, part):
         """Returns how many of the own runs are in the interval of the others, those with another `part` of the run."""

@@ -74,6 +74,8 @@ def run_of(table, row):
         counts[-1] -= 1
     read = sluice.Table(table)
     read.drop("schedule", "recompute")  # "none" without a pipeline; not published
+    if "vpp" in parallelism:
+        read.drop("vp")
     if isinstance(model, str):
         read.drop("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
     run = read.run(row, base, timed=False)

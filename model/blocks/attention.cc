@@ -99,7 +99,7 @@ void Attention::add_forward(const BlockCall& call, Kernels& out) const {
   const double qkv = projected(training.tp);
   const double turned = s.rows * (core.queries(training.tp) + core.keys_values(training.tp) / 2);  // queries and keys
   const double output = core.output(training.tp);
-  add_linear(out, training, "QKV", s.rows, s.hidden, qkv, Source::norm);
+  add_linear(out, training, "QKV", s.rows, s.hidden, qkv, Source::gathered);
   if (options_.qk_norm != AttentionOptions::QkNorm::none) out.push_back(memory("QK norm", 4 * turned, 2));
   if (options_.rotary) out.push_back(memory("rotary", 4 * turned, 2));
   const std::size_t first = out.size();
@@ -118,7 +118,7 @@ void Attention::add_input_gradient(const BlockCall& call, Kernels& out) const {
   const double qkv = projected(training.tp);
   const double turned = s.rows * (core.queries(training.tp) + core.keys_values(training.tp) / 2);
   const double output = core.output(training.tp);
-  add_linear_gradient(out, training, "d projection", s.rows, s.hidden, output);
+  add_linear_gradient(out, training, "d projection", s.rows, s.hidden, output, Source::gathered);
   if (options_.gate != AttentionOptions::Gate::none) out.push_back(memory("d attention gate", 10 * s.rows * output));
   add_attention(OpKind::I, call, out);
   if (options_.rotary) out.push_back(memory("d rotary", 4 * turned, 2));

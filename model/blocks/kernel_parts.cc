@@ -1,6 +1,14 @@
 #include "model/blocks/kernel_parts.h"
 
 namespace sluice::model::kernel_parts {
+namespace {
+
+double cast_rows(const Training& training, Source source, double rows) {
+  const bool own = source == Source::gathered && training.sequence_parallel && training.any_layout;
+  return own ? rows / training.tp : rows;
+}
+
+}  // namespace
 
 Sizes sizes_of(int hidden, bool dropout, const Training& training, const SliceShape& slice) {
   Sizes s{};
@@ -45,13 +53,15 @@ void add_cast(Kernels& out, std::string_view name, const Cast& cast, double elem
 void add_linear(Kernels& out, const Training& training, std::string_view name, double rows, double k, double n,
                 Source source) {
   const PrecisionTraits& traits = traits_of(training.precision, training.any_layout);
-  add_cast(out, "cast of input", source == Source::norm ? traits.normed_input : traits.input, rows * k);
+  add_cast(out, "cast of input", source == Source::other ? traits.input : traits.normed_input,
+           cast_rows(training, source, rows) * k);
   out.push_back(narrow_product(training, name, {.m = rows, .n = n, .k = k}));
 }
 
-void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n,
-                         double k) {
-  add_cast(out, "cast of output gradient", traits_of(training.precision, training.any_layout).gradient, rows * n);
+void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n, double k,
+                         Source source) {
+  add_cast(out, "cast of output gradient", traits_of(training.precision, training.any_layout).gradient,
+           cast_rows(training, source, rows) * n);
   out.push_back(narrow_product(training, name, {.m = rows, .n = k, .k = n, .pass = GemmPass::input_gradient}));
 }
 

@@ -18,11 +18,13 @@ KernelCall weight_gemm(std::string_view name, double rows, double k, double n, i
 // GEMMs of a linear layer [rows, k] x [k, n] in the training's precision: forward, with the cast of its input; input
 // gradient [rows, n] x [n, k], with the cast of its output gradient; weight gradient [k, n], whose operands are cast
 // already.
-enum class Source : std::uint8_t { norm, other };
+// `gathered`: of a norm, or of a sum of gradients, on the rank's own rows, which sequence parallelism gathers. On GPUs
+// that multiply narrow operands in any layout they are cast before that; others transpose all of them after it.
+enum class Source : std::uint8_t { gathered, norm, other };
 void add_linear(Kernels& out, const Training& training, std::string_view name, double rows, double k, double n,
                 Source source = Source::other);
-void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n,
-                         double k);
+void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n, double k,
+                         Source source = Source::other);
 KernelCall linear_weight(const Training& training, std::string_view name, double rows, double k, double n);
 // The same for GEMMs of any shape: with its operands in the training's precision, and the cast of `elements`.
 KernelCall narrow_product(const Training& training, std::string_view name, GemmShape shape);

@@ -22,14 +22,14 @@ void Mlp::add_kernels(OpKind kind, const BlockCall& call, Kernels& out) const {
   const double in = inputs() * f;
   const std::size_t first = out.size();
   if (kind == OpKind::F) {
-    add_linear(out, training, "MLP in", s.rows, s.hidden, in, Source::norm);
+    add_linear(out, training, "MLP in", s.rows, s.hidden, in, Source::gathered);
     out.push_back(memory("activation", 2 * s.rows * (in + f)));
     add_linear(out, training, "MLP out", s.rows, f, s.hidden);
     add_tensor_collectives(out, training, s, "all-reduce 2", {.m = s.rows, .n = in, .k = s.hidden},
                            {.m = s.rows, .n = s.hidden, .k = f});
     repeat_with(RecomputeModule::mlp, out, first);
   } else if (kind == OpKind::I) {
-    add_linear_gradient(out, training, "d MLP out", s.rows, s.hidden, f);
+    add_linear_gradient(out, training, "d MLP out", s.rows, s.hidden, f, Source::gathered);
     out.push_back(memory("d activation", 2 * s.rows * (f + 2 * in)));
     add_linear_gradient(out, training, "d MLP in", s.rows, in, s.hidden);
     add_tensor_collectives(out, training, s, "all-reduce of d MLP in",

@@ -141,7 +141,7 @@ void Scan::add_forward(const BlockCall& call, Kernels& out) const {
   const double z = static_cast<double>(convolved()) / tp;
   const double low = static_cast<double>(low_rank());
   const double flops = s.rows * flops_per_token() / tp;
-  add_linear(out, training, "scan in", s.rows, s.hidden, in, Source::norm);
+  add_linear(out, training, "scan in", s.rows, s.hidden, in, Source::gathered);
   if (low > 0) {
     add_linear(out, training, "gates down", s.rows, s.hidden, low, Source::norm);
     add_linear(out, training, "gates up", s.rows, options_.head_dim, low / options_.head_dim * x);
@@ -166,7 +166,7 @@ void Scan::add_input_gradient(const BlockCall& call, Kernels& out) const {
   const double z = static_cast<double>(convolved()) / tp;
   const double low = static_cast<double>(low_rank());
   const double flops = kBackward * s.rows * flops_per_token() / tp;
-  add_linear_gradient(out, training, "d scan out", s.rows, s.hidden, x);
+  add_linear_gradient(out, training, "d scan out", s.rows, s.hidden, x, Source::gathered);
   add_exchange("tokens of d scan", call, s.rows * x, out);
   out.push_back(memory(scans() ? "d gated norm" : "d gate of the output", 10 * s.rows * x, 2));
   out.push_back(scans() ? rated_by_multiprocessor("d scan", flops, rate(), 4 * s.rows * (in + x))

@@ -213,6 +213,7 @@ Link link_from_json(JsonReader reader) {
   link.collective_latency_s = constant_or(reader, "collective_latency_s", 0, 10, link.latency_s);
   link.collective_step_s = constant_or(reader, "collective_step_s", 0, 10, 0);
   link.exchange_efficiency = constant_or(reader, "exchange_efficiency", 1e-3, 1, link.transfer_efficiency);
+  link.exchange_copy_rate = constant_or(reader, "exchange_copy_rate", 0, 10, 0);
   link.shared_exponent = constant_or(reader, "shared_exponent", 0, 2, 0);
   reader.allow("ring_bandwidths");
   if (reader.has("ring_bandwidths")) {
@@ -286,6 +287,7 @@ Software software_from_json(JsonReader reader) {
   software.issue_s = constant(reader, "issue_s", 0, 1e-2);
   software.expert_issue_s = constant_or(reader, "expert_issue_s", 0, 1e-2, software.issue_s);
   software.dispatch_issue_s = constant_or(reader, "dispatch_issue_s", 0, 1e-1, software.issue_s);
+  software.part_issue_s = constant_or(reader, "part_issue_s", 0, 1e-1, 0);
   software.gemm_speed = constant_or(reader, "gemm_speed", 0.1, 10, 1);
   software.attention_speed = constant_or(reader, "attention_speed", 0.1, 10, 1);
   software.memory_speed = constant_or(reader, "memory_speed", 0.1, 10, 1);

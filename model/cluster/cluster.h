@@ -130,7 +130,10 @@ struct Link {
   double collective_latency_s = 0;   // fixed, per collective
   double collective_step_s = 0;      // per step of its ring
   double exchange_efficiency = 1;    // of the bandwidth, for an all-to-all of large messages
-  double shared_exponent = 0;        // of (2 / nodes), by which rings over more than two nodes have less bandwidth
+  // In an all-to-all, of all that a GPU copies, its own part, which crosses no link, included: relative to the
+  // bandwidth; 0: not a limit.
+  double exchange_copy_rate = 0;
+  double shared_exponent = 0;  // of (2 / nodes), by which rings over more than two nodes have less bandwidth
   // Ring bandwidth of groups of 2, 3, ... GPUs, where the topology limits small groups below the link's collective
   // bandwidth; larger groups have that one.
   std::vector<double> ring_bytes_per_s;
@@ -146,6 +149,7 @@ struct Software {
   double issue_s = 0;         // host time to launch one kernel of the table: a lower bound for chains of short kernels
   double expert_issue_s = 0;  // the same for one expert's kernel, where those of a layer are launched one by one
   double dispatch_issue_s = 0;  // the same for a dispatch or combine, of runs without CUDA graphs
+  double part_issue_s = 0;      // additional host time per part of a layer in F and B of an overlapped block
   // Speed of its kernels relative to the GPU's constants: below 1 with older libraries. memory_speed is that of kernels
   // that only move data: below 1 where they are not fused.
   double gemm_speed = 1;

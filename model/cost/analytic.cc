@@ -421,11 +421,13 @@ WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& f
   const PassKernels gradient = pass_kernels(backward, backward_stage, slice_shape(backward_shape, backward_slice));
   const bool serial = training_.joint_overlap == Training::JointOverlap::none;
   const Contention contention = serial ? Contention{} : contention_of(forward, gradient);
-  const LayersOfOp f = serial ? layers_with_waits(forward) : layers_of(forward, contention);
-  const LayersOfOp b = serial ? layers_with_waits(gradient) : layers_of(gradient, contention);
+  LayersOfOp f = serial ? layers_with_waits(forward) : layers_of(forward, contention);
+  LayersOfOp b = serial ? layers_with_waits(gradient) : layers_of(gradient, contention);
   const double before = f.before_s + b.before_s;
   const double after = f.after_s + b.after_s;
   if (serial) return with_compute_around(weave_block(serial_weave(), f.layers, b.layers), before, after);
+  add_part_calls(OpKind::F, f.layers);
+  add_part_calls(OpKind::B, b.layers);
   const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers) : weave_;
   return with_compute_around(weave_block(weave, f.layers, b.layers), before, after);
 }

@@ -144,6 +144,8 @@ class AnalyticCost : public CostModel {
   LayersOfOp layers_of(const PassKernels& kernels, const Contention& contention = {}) const;
   // The same, where every layer takes at least the host's time: the rest of it is added to its attention.
   LayersOfOp layers_with_waits(const PassKernels& kernels) const;
+  // Adds what the host needs for each part of an overlapped block, unless one graph has the whole iteration.
+  void add_part_calls(OpKind pass, std::vector<LayerTimes>& layers) const;
   double reduce_s(const StageContents& held, double bytes) const;
   // When the host reads what this kernel counts: the rows of each expert, of dispatch in a forward.
   LayerTimes::Counts counts_of(const KernelCall& call) const;

@@ -46,7 +46,9 @@ double Collectives::exchange_s(const Reach& reach, double near, double far) cons
   const Link& inside = cluster_.intra_node;
   const Link& link = reach.nodes == 1 ? inside : cluster_.inter_node;
   const double latency = link.collective_latency_s + (reach.size - 1) * link.collective_step_s;
-  const double near_s = near / (inside.bandwidth_bytes_per_s * inside.exchange_efficiency);
+  const double own = (near + far) / (reach.size - 1);
+  const double copied = inside.exchange_copy_rate > 0 ? (near + own) / inside.exchange_copy_rate : 0;
+  const double near_s = std::max(near / inside.exchange_efficiency, copied) / inside.bandwidth_bytes_per_s;
   return latency + std::max(near_s, reach.nodes == 1 ? 0 : far / network_bytes_per_s());
 }
 

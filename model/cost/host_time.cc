@@ -31,6 +31,19 @@ double AnalyticCost::issue_s(const KernelCall& call) const {
   return (call.group > 0 ? call.group : call.count) * each / cluster_.host_speed;
 }
 
+// In Megatron-LM each part is a call of PyTorch's autograd engine, on a stream of its own between events, and detaches
+// its inputs (ScheduleNode in megatron/core/pipeline_parallel/utils.py). Weight gradients are part of the B of their
+// part, or calls without the engine.
+void AnalyticCost::add_part_calls(OpKind pass, std::vector<LayerTimes>& layers) const {
+  if (training_.graph_implementation == Training::GraphImplementation::full_iteration) return;
+  for (LayerTimes& layer : layers) {
+    for (std::size_t i = 0; i < kNumLayerParts; ++i) {
+      const auto part = static_cast<LayerPart>(i);
+      if (layer.of(pass, part) > 0) layer.issue(pass, part) += software_.part_issue_s / cluster_.host_speed;
+    }
+  }
+}
+
 // All dispatchers read them, to allocate what they receive and for the sizes of GEMMs: DeepEP inside of its call
 // (Megatron-LM's fused_a2a.py), NCCL's all-to-all before it. HybridEP counts those of each expert after it has sent the
 // tokens, on the same stream (dispatch_postprocess in DeepEP's csrc/hybrid_ep/executor/executor.cu). A backward has

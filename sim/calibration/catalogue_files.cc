@@ -146,8 +146,9 @@ std::string link_file_with(const std::string& name, const LinkFit& fit, const st
     lines.set("transfer_efficiency", value_of(fit.link.transfer_efficiency, source));
   }
   if (fit.all_to_all.in_sample.rows > 0) {
-    lines.set("exchange_efficiency",
-              value_of(fit.link.exchange_efficiency, source_of(fit.all_to_all, "all-to-alls", fit.origin, command)));
+    const std::string source = source_of(fit.all_to_all, "all-to-alls", fit.origin, command);
+    lines.set("exchange_efficiency", value_of(fit.link.exchange_efficiency, source));
+    lines.set("exchange_copy_rate", value_of(fit.link.exchange_copy_rate, source));
   }
   if (fit.all_reduce.in_sample.rows > 0) {
     const std::string source = source_of(fit.all_reduce, "all-reduces", fit.origin, command);

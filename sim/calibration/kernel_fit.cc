@@ -193,6 +193,32 @@ void add_framework_gemm(const CsvTable& table, int row, MeasuredKernels& out) {
   (bits == 16 ? out.gemms : out.narrow[bits == 8 ? 0 : 1]).push_back(one);
 }
 
+void add_framework_experts(const CsvTable& table, int row, MeasuredKernels& out) {
+  constexpr std::array<std::pair<std::string_view, int>, 4> kTypes = {
+      {{"bf16", 16}, {"fp8", 8}, {"fp8_block", 8}, {"nvfp4", 4}}};
+  const auto* const type = std::find_if(kTypes.begin(), kTypes.end(),
+                                        [&](const auto& known) { return known.first == table.text(row, "dtype"); });
+  if (type == kTypes.end() || table.text(row, "what") != "layer" || table.text(row, "distribution") != "balanced")
+    return;
+  const double tokens = table.number(row, "tokens", 1, kMostSize);
+  const double hidden = table.number(row, "hidden", 1, kMostSize);
+  const double width = table.number(row, "inter", 1, kMostSize);
+  const double all_experts = table.number(row, "experts", 1, kMostSize);
+  const double experts = all_experts / table.number(row, "ep", 1, all_experts);
+  const double rows = tokens * table.number(row, "topk", 1, all_experts) / all_experts;  // per expert
+  if (rows < kFewestTokens) return;
+  const double width_in = (1 + table.number(row, "gated", 0, 1)) * width;
+  MeasuredExperts one{.gemms = {}, .seconds = table.number(row, "best_us", 1e-3, 1e12) * 1e-6};
+  one.gemms.fill({.m = rows, .batch = experts, .bits = type->second, .operand_bytes = type->second / 8.0});
+  one.gemms[0].n = width_in;
+  one.gemms[0].k = one.gemms[1].n = hidden;
+  one.gemms[1].k = width;
+  // Rows are copied in order, and results read in order and added per token; the activation reads and writes its own.
+  one.other_bytes =
+      2 * experts * rows * (3 * hidden + width_in + width) + 2 * hidden * std::min(tokens, experts * rows);
+  out.experts[static_cast<std::size_t>(type - kTypes.begin())].push_back(one);
+}
+
 // Numbers distinct keys in ascending order.
 template <typename Key>
 std::vector<int> groups_of(const std::vector<Key>& keys) {
@@ -308,6 +334,31 @@ LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredGemm>& grouped) {
     return predicted(tried, grouped[row]);
   };
   return fit_logarithms(kConstants, predict, seconds_of(grouped), shapes_of(grouped));
+}
+
+LogFit fit_experts(const Gpu& gpu, const std::vector<MeasuredExperts>& measured) {
+  constexpr FitConstant kConstants[] = {{.guess = 1, .low = 0.1, .high = 10, .spread = 0.3},
+                                        {.guess = 0.6, .low = 0.02, .high = 1, .spread = 0.5},
+                                        {.guess = 5e-5, .low = 1e-6, .high = 1e-2, .spread = 0.7}};
+  const auto seconds_with = [](const Gpu& one, const MeasuredExperts& row, std::span<const double> x) {
+    double gemms = 0;
+    for (const GemmShape& shape : row.gemms) gemms += gemm_time(one, shape, shape.bytes()).seconds();
+    return x[0] * gemms + row.other_bytes / (one.memory_bandwidth_bytes_per_s * x[1]) + x[2];
+  };
+  std::vector<double> seconds;
+  std::vector<std::tuple<double, double, double, double>> keys;
+  for (const MeasuredExperts& one : measured) {
+    seconds.push_back(one.seconds);
+    keys.emplace_back(one.gemms[0].m, one.gemms[0].n, one.gemms[0].k, one.gemms[0].batch);
+  }
+  const Gpu burst = in_bursts(gpu);
+  LogFit out = fit_logarithms(
+      kConstants, [&](std::span<const double> x, int row) { return seconds_with(burst, measured[row], x); }, seconds,
+      groups_of(keys));
+  const std::array<double, 3> known = {1, out.constants[1], out.constants[2]};
+  out.known = errors_of(burst, measured,
+                        [&](const Gpu& one, const MeasuredExperts& row) { return seconds_with(one, row, known); });
+  return out;
 }
 
 AttentionConstants& attention_constants_of(Gpu& gpu, bool backward, bool narrow) {
@@ -435,6 +486,10 @@ AddRow reader_of(const CsvTable& table) {
   if (has_all(table, {"gpu", "m_tokens", "k", "n", "median_ms"})) return add_timed_gemm;
   if (has_all(table, {"gpu", "op", "shape", "m", "k", "n", "achieved_tflops"})) return add_rated_kernel;
   if (has_all(table, {"gpu", "dtype", "m", "n", "k", "best_us"})) return add_framework_gemm;
+  if (has_all(table, {"gpu", "what", "dtype", "tokens", "hidden", "inter", "topk", "experts", "ep", "distribution",
+                      "gated", "best_us"})) {
+    return add_framework_experts;
+  }
   if (has_all(table, {"gpu", "dtype", "batch", "seq", "heads", "kv_heads", "head_dim", "window", "best_us"})) {
     return add_framework_attention;
   }
@@ -473,6 +528,7 @@ void add(MeasuredKernels& kernels, const MeasuredKernels& more) {
   append(kernels.narrow[0], more.narrow[0]);
   append(kernels.narrow[1], more.narrow[1]);
   append(kernels.grouped, more.grouped);
+  for (std::size_t i = 0; i < kernels.experts.size(); ++i) append(kernels.experts[i], more.experts[i]);
   append(kernels.attention, more.attention);
 }
 
@@ -483,6 +539,7 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
              .gemm = {},
              .narrow = {},
              .grouped = {},
+             .experts = {},
              .attention = {},
              .heads = {}};
   if (measured.gemms.size() >= kFewestRows) {
@@ -498,6 +555,11 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
   if (measured.grouped.size() >= kFewestRows) {
     out.grouped = fit_groups(out.gpu, measured.grouped);
     out.gpu.gemm.group_s = out.grouped.constants[0];
+  }
+  for (std::size_t i = 0; i < measured.experts.size(); ++i) {
+    if (measured.experts[i].size() < kFewestRows || out.gpu.peak_of(measured.experts[i][0].gemms[0].bits) == 0)
+      continue;
+    out.experts[i] = fit_experts(out.gpu, measured.experts[i]);
   }
   for (const bool narrow : {false, true}) {
     if (narrow && gpu.gemm_8bit.peak_flops_per_s == 0) continue;

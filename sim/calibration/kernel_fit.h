@@ -29,24 +29,37 @@ struct MeasuredAttention {
   double other_bytes = 0;  // moved by kernels that the time of a framework includes: writes to a cache, row sums
 };
 
+// A layer of experts on one rank in a framework, forward: two grouped GEMMs of the same number of rows per expert, and
+// kernels that choose experts, copy rows in order and back, and compute the activation.
+struct MeasuredExperts {
+  std::array<GemmShape, 2> gemms;
+  double other_bytes = 0;
+  double seconds = 0;
+};
+
 // Kernels timed on one GPU type.
 struct MeasuredKernels {
   std::string origin;            // of GEMMs: the column `source` of the first row, or the table's file
   std::string attention_origin;  // the same of attention
   std::vector<MeasuredGemm> gemms;
-  std::array<std::vector<MeasuredGemm>, 2> narrow;  // with operands of 8 and 4 bits
-  std::vector<MeasuredGemm> grouped;                // one GEMM per expert, launched separately
+  std::array<std::vector<MeasuredGemm>, 2> narrow;      // with operands of 8 and 4 bits
+  std::vector<MeasuredGemm> grouped;                    // one GEMM per expert, launched separately
+  std::array<std::vector<MeasuredExperts>, 4> experts;  // by kExpertsFormats
   std::vector<MeasuredAttention> attention;
 };
+// Of experts' operands: 16 bits, 8 with a scale per tensor or row, 8 with one per block, and 4.
+inline constexpr std::array<const char*, 4> kExpertsFormats = {"16 bits", "8 bits", "8 bits in blocks", "4 bits"};
 
 // Whether a table contains kernels: columns gpu, m_tokens, k, n, median_ms (GEMMs), gpu, dtype, m, n, k, best_us
 // (GEMMs of inference frameworks in bf16, fp8, fp8_block or nvfp4, narrow ones with the cast of their first operand;
 // rows with m below 1,024 are those of decoding, and are not read), or gpu, dtype, batch, seq, heads, kv_heads,
 // head_dim, window, best_us (causal attention of inference frameworks, whole prompts in bf16 or fp8, which are written
 // to a cache; prompts of fewer than 1,024 tokens in total are not read), or gpu, kernel, pass, sequences, tokens,
-// heads, head_dim, value_head_dim, us (benchmarks/kernels/pytorch_rates.py: its attention), or gpu, op, shape, m, k, n,
-// achieved_tflops (op matmul: GEMMs; group_matmul: GEMMs of experts; sdp_fwd and sdp_bwd: causal attention, with the
-// FLOPs of the full square, in the format of its shape: bf16, fp8 or mxfp8).
+// heads, head_dim, value_head_dim, us (benchmarks/kernels/pytorch_rates.py: its attention), gpu, what, dtype, tokens,
+// hidden, inter, topk, experts, ep, distribution, gated, best_us (layers of experts with balanced loads; those with
+// fewer than 1,024 rows per expert, and other formats, are not read), or gpu, op, shape, m, k, n, achieved_tflops (op
+// matmul: GEMMs; group_matmul: GEMMs of experts; sdp_fwd and sdp_bwd: causal attention, with the FLOPs of the full
+// square, in the format of its shape: bf16, fp8 or mxfp8).
 bool has_measured_kernels(const CsvTable& table);
 
 // Reads kernels by GPU: its name in the catalogue ("a100-80gb"), or in the table if the catalogue does not have it.
@@ -69,7 +82,10 @@ struct GpuFit {
   // Of narrow GEMMs, with 8 and 4 bits. Its last two constants are efficiencies of the casts, with a scale per tensor
   // or row and with one per block, which are not in `gpu`: training fuses casts.
   std::array<LogFit, 2> narrow;
-  LogFit grouped;                                  // of group_s only, with the other constants from `gemm`
+  LogFit grouped;  // of group_s only, with the other constants from `gemm`
+  // By format: the time of the grouped GEMMs relative to that of `gpu`, whose constants are those of single ones, the
+  // memory efficiency of a layer's other kernels, and its fixed time. None are in `gpu`: training has other kernels.
+  std::array<LogFit, 4> experts;
   std::array<std::array<LogFit, 2>, 2> attention;  // of 16 and 8 bits, forward and backward
   // The same in frameworks, by head size (mean over the GEMMs). The fourth constant is what launching costs there,
   // which is not in `gpu`.

@@ -165,18 +165,25 @@ void fit_all_reduces(const std::vector<MeasuredCollective>& measured, LinkFit& o
 
 void fit_all_to_alls(const std::vector<MeasuredCollective>& measured, LinkFit& out) {
   const Sample rows = sample_of(measured);
-  constexpr FitConstant kEfficiency[] = {{.guess = 0.6, .low = 1e-3, .high = 1, .spread = 0.5}};
-  const auto seconds = [&](double efficiency, int row) {
-    Link link = out.link;
-    link.exchange_efficiency = efficiency;
-    return on_one_node(link, rows.sizes.back(), measured[row], &Collectives::all_to_all_s);
+  constexpr FitConstant kEfficiencies[] = {{.guess = 0.6, .low = 1e-3, .high = 1, .spread = 1},
+                                           {.guess = 1, .low = 1e-3, .high = 10, .spread = 1}};
+  Link link = out.link;
+  const auto seconds = [&](const Link& of, int row) {
+    return on_one_node(of, rows.sizes.back(), measured[row], &Collectives::all_to_all_s);
   };
-  out.all_to_all = fit_logarithms(
-      kEfficiency, [&](std::span<const double> x, int row) { return seconds(x[0], row); }, rows.seconds, rows.groups);
+  const auto set = [](Link& of, std::span<const double> x) {
+    of.exchange_efficiency = x[0];
+    of.exchange_copy_rate = x[1];
+  };
+  const FitModel predict = [&](std::span<const double> x, int row) {
+    set(link, x);
+    return seconds(link, row);
+  };
+  out.all_to_all = fit_logarithms(kEfficiencies, predict, rows.seconds, rows.groups);
   std::vector<double> known;
-  for (int row = 0; row < std::ssize(measured); ++row) known.push_back(seconds(out.link.exchange_efficiency, row));
+  for (int row = 0; row < std::ssize(measured); ++row) known.push_back(seconds(out.link, row));
   out.all_to_all.known = fit_errors(known, rows.seconds);
-  out.link.exchange_efficiency = out.all_to_all.constants[0];
+  set(out.link, out.all_to_all.constants);
 }
 
 }  // namespace

@@ -133,6 +133,17 @@ def test_classes_are_nested_and_have_enough_configurations():
     assert "in no class: 0 runs" in errors.errors_text(wide + narrow)
 
 
+def test_intervals_hold_as_often_as_they_say():
+    """12 runs of one configuration are in the interval of any 9 others: with a tenth at each end it has more than 88 %."""
+    rows = [residual(0.001 * i, "often") for i in range(12)] + [residual(0.1 * i, f"c{i}") for i in range(-4, 5)]
+    classes = errors.Classes(rows)
+    (name,) = classes.rows
+    assert classes.tails[name] > errors.TAIL
+    assert 0.74 * 21 <= classes.covered(name, lambda row: row.key) <= 0.88 * 21
+    classes.tails[name] = errors.TAIL
+    assert classes.covered(name, lambda row: row.key) > 0.88 * 21
+
+
 def test_errors_of_differences():
     """Configurations of one set, in two groups whose errors are 0.1 apart; within a group 0.02 or 0.04 apart."""
     rows = [residual(0.02 * i, f"a{i}", alike="a") for i in range(5)]

@@ -266,6 +266,10 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
                                              "launch_s",      "cast by tensors", "cast by blocks"};
     report.add(name, "GEMMs, 8 bits", fit.narrow[0], narrow);
     report.add(name, "GEMMs, 4 bits", fit.narrow[1], narrow);
+    for (std::size_t i = 0; i < fit.experts.size(); ++i) {
+      report.add(name, fmt::format("experts, {}", kExpertsFormats[i]), fit.experts[i],
+                 {"time of GEMMs", "memory_efficiency", "fixed_s"});
+    }
     const std::vector<std::string> constants = {"peak_fraction", "tail_rows", "overhead_keys"};
     report.add(name, "attention forward", fit.attention[0][0], constants);
     report.add(name, "attention backward", fit.attention[0][1], constants);
@@ -286,7 +290,7 @@ std::string calibrate_kernels_and_links(const CatalogueRequest& request) {
   for (const auto& [name, measured] : links) {
     const LinkFit fit = fit_link(catalogue_link(name), measured);
     report.add(name, "all-reduces", fit.all_reduce, {"collective_latency_s", "collective_step_s"});
-    report.add(name, "all-to-alls", fit.all_to_all, {"exchange_efficiency"});
+    report.add(name, "all-to-alls", fit.all_to_all, {"exchange_efficiency", "exchange_copy_rate"});
     if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
   }
   for (const std::string& name : unknown) print_message(name + ": not in the catalogue, skipped");

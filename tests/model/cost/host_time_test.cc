@@ -72,6 +72,7 @@ TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
   const MicrobatchShape shape{.sequences = 1, .slice_lengths = {kLength}};
   Software software = load_software("megatron-lm");
   software.issue_s *= 20;
+  software.part_issue_s = 0;  // of joint blocks alone: the next test
   double before = 0;
   for (const auto overlap : {Training::JointOverlap::experts, Training::JointOverlap::all}) {
     training.joint_overlap = overlap;
@@ -88,6 +89,25 @@ TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
     }
     before = 0;
   }
+}
+
+// With four parts in F and four in B, whose launches the host cannot hide, a block of one layer is longer by eight
+// calls; a graph of the whole iteration has none.
+TEST(JointBlocks, TakeTheCallsOfTheirPartsOnTheHost) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = on_eight_gpus();
+  const MicrobatchShape shape{.sequences = 1, .slice_lengths = {kLength}};
+  Software software = load_software("megatron-lm");
+  const Cluster cluster = load_cluster("dgx-h100", 1);
+  const auto block_s = [&](double part_issue_s) {
+    software.part_issue_s = part_issue_s * cluster.host_speed;
+    const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), cluster, software);
+    return cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
+  };
+  constexpr double kCall = 0.1;  // of the host, which then limits everything
+  EXPECT_NEAR((block_s(2 * kCall) - block_s(kCall)) / (8 * kCall * model.layers), 1, 1e-3);
+  training.graph_implementation = Training::GraphImplementation::full_iteration;
+  EXPECT_EQ(block_s(kCall), block_s(0));
 }
 
 }  // namespace

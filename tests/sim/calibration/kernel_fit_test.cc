@@ -225,6 +225,37 @@ TEST(KernelFit, FindsConstantsOfNarrowGemmsBesidesCasts) {
   EXPECT_EQ(fit.gpu.gemm.launch_s, gpu.gemm.launch_s);
 }
 
+// Times of layers with known constants, in the table's columns: 8 experts of 64 on each of 8 ranks.
+TEST(KernelFit, FindsTheTimeOfGroupedGemmsBesidesTheRestOfTheLayer) {
+  Gpu gpu = catalogue_gpu("h100-80gb");
+  gpu.gemm.sustained_fraction = 1;
+  std::string rows = "gpu,what,dtype,tokens,hidden,inter,topk,experts,ep,distribution,gated,best_us\n";
+  for (const double tokens : {8192, 16384, 65536, 262144}) {
+    for (const double hidden : {1024, 2048, 7168}) {
+      for (const double width : {512, 1536, 4096}) {
+        const double m = tokens * 8 / 64;
+        const GemmShape first{.m = m, .n = 2 * width, .k = hidden, .batch = 8};
+        const GemmShape second{.m = m, .n = hidden, .k = width, .batch = 8};
+        const double gemms =
+            gemm_time(gpu, first, first.bytes()).seconds() + gemm_time(gpu, second, second.bytes()).seconds();
+        const double bytes = 2 * 8 * m * (3 * hidden + 3 * width) + 2 * hidden * std::min(tokens, 8 * m);
+        const double seconds = 0.8 * gemms + bytes / (gpu.memory_bandwidth_bytes_per_s * 0.4) + 1e-4;
+        rows += fmt::format("H100,layer,bf16,{},{},{},8,64,8,balanced,1,{}\n", tokens, hidden, width, 1e6 * seconds);
+      }
+    }
+  }
+  rows += "H100,layer,bf16,512,1024,512,8,64,8,balanced,1,1\nH100,layer,bf16,8192,1024,512,8,64,8,power_law_1.2,1,1\n";
+  const auto read = read_measured_kernels(CsvTable(rows, "moe.csv"));
+  const GpuFit fit = fit_gpu(gpu, read.at("h100-80gb"));
+  EXPECT_EQ(fit.experts[0].in_sample.rows, 36);  // without 64 rows per expert, and without uneven loads
+  EXPECT_LT(fit.experts[0].held_out.mean, 0.01);
+  EXPECT_NEAR(fit.experts[0].constants[0], 0.8, 0.04);
+  EXPECT_NEAR(fit.experts[0].constants[1], 0.4, 0.04);
+  EXPECT_GT(fit.experts[0].known.mean, 0.05);
+  EXPECT_EQ(fit.experts[1].in_sample.rows, 0);
+  EXPECT_EQ(fit.gpu.gemm.peak_fraction, gpu.gemm.peak_fraction);
+}
+
 TEST(KernelFit, KeepsConstantsWithoutRows) {
   const Gpu gpu = catalogue_gpu("h100-80gb");
   MeasuredKernels few = kernels_of(gpu);
