@@ -350,6 +350,11 @@ TEST_F(Slice, TableErrorsNameTheLocation) {
   EXPECT_EQ(error_of("--times " + good + " --pp 2 --backward"),
             "sluice: " + good + ": /backward: required key is missing (--backward)\n");
   EXPECT_THAT(error_of("--times " + good + " --pp 2 --granularity 8"), HasSubstr("--times excludes --granularity"));
+  for (const char* const flag : {"--tp 2", "--model llama3-8b", "--seq-length 64", "--uniform f=1,b=2"}) {
+    const std::string words = flag;
+    EXPECT_EQ(error_of("--times " + good + " --pp 2 " + words),
+              "sluice: " + words.substr(0, words.find(' ')) + ": has no effect on the times of --times\n");
+  }
   EXPECT_THAT(error_of("--times " + good + " --pp 2 --joint 2"), HasSubstr("one number of sequences"));
   EXPECT_THAT(error_of("--times " + good + " --pp 0"), HasSubstr("--pp: expected a whole number of cells from 1 to"));
   const auto table = [&](const std::string& text) { return error_of("--times " + write("b.json", text) + " --pp 2"); };

@@ -61,7 +61,15 @@ constexpr std::int64_t kMostChunkTokens = 1 << 30;
 
 bool measures_chunks(const SliceRequest& request) { return request.times.ends_with(".csv"); }
 
-int cells_of(const nlohmann::json& document) {
+// Returns the number of cells. Measured times replace a scenario: of its keys only this one, and for chunks the
+// sequence length, are read.
+int cells_of(const SliceRequest& request, const nlohmann::json& document) {
+  const nlohmann::json keys = document.flatten();
+  for (const auto& [pointer, value] : keys.items()) {
+    if (value.empty() || pointer == "/schema" || pointer == "/parallelism/pp") continue;
+    if (measures_chunks(request) && pointer == "/batch/sequence_length") continue;
+    throw InputError(fmt::format("command line: {}: has no effect on the times of --times", pointer));
+  }
   const nlohmann::json::json_pointer place("/parallelism/pp");
   if (!document.contains(place) || !document[place].is_number_integer())
     throw InputError("slice: --times needs --pp, the number of cells");
@@ -78,7 +86,7 @@ ChunkTimes chunk_times_of(const SliceRequest& request, int cells) {
 
 SliceCosts costs_of(const SliceRequest& request, const nlohmann::json& document, std::int64_t granularity) {
   if (request.times.empty()) return SliceCosts(document, request.file, granularity, request.backward);
-  const int cells = cells_of(document);
+  const int cells = cells_of(request, document);
   if (!measures_chunks(request)) return SliceCosts(request.times, cells, request.backward);
   if (request.backward) throw InputError("slice: --backward: measured chunks have forwards alone");
   const nlohmann::json::json_pointer length("/batch/sequence_length");
