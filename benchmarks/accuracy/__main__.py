@@ -31,6 +31,7 @@ from iterations import (
 from memory import score_golden_values, score_korthikanti_memory
 from mlperf import score_mlperf_llama
 from page import score_page
+from prefill import score_prefill
 from score import DOCUMENT_HEADER, HEADER, document_row, score_json, score_text
 from vocabulary import score_vocabulary
 
@@ -85,6 +86,7 @@ KINDS = (
     ("vocabulary-parallelism",
      "method schedule layers hidden heads ffn vocab seq mbs gbs pp tp dp last_stage_layers iter_s peak_mem_MB_model"
      " F_us_by_rank B_us_by_rank S_us_by_rank T_us_by_rank extra5_us_by_rank extra6_us_by_rank", score_vocabulary),
+    ("prefill-chunks", "system model ranks chunk_tokens prefix_tokens total_tokens time_ms e2e_s", score_prefill),
     ("simumax-b200", "case model parallel layers microbatches real_ms peak_alloc_mb_by_rank", score_simumax),
 )
 

@@ -188,6 +188,7 @@ def slice(
     scenario: Source,
     /,
     *,
+    times: Path = "",
     schedule: str = "",
     slices: int = 0,
     max_slices: int = 0,
@@ -203,10 +204,12 @@ def slice(
 
     With ``balance``, compares packings and orders of the scenario's documents of different length instead.
 
-    The arguments are the flags of ``sluice slice``; ``schedule`` is --for.
+    The arguments are the flags of ``sluice slice``; ``schedule`` is --for. With ``times``, a table of slice times or
+    measured chunks, the scenario has the sequence length and the number of ranks only.
     """
     base = scenario if isinstance(scenario, Scenario) else Scenario(scenario)
     request = _core.SliceRequest()
+    request.times = os.fspath(times)
     request.schedule = schedule
     request.slices = slices
     request.max_slices = max_slices

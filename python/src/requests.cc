@@ -235,7 +235,8 @@ void bind_requests(nb::module_& module) {
       .def_rw("granularity", &SliceRequest::granularity)
       .def_rw("max_slices", &SliceRequest::max_slices)
       .def_rw("time_budget_s", &SliceRequest::time_budget_s)
-      .def_rw("slices", &SliceRequest::slices);
+      .def_rw("slices", &SliceRequest::slices)
+      .def_rw("times", &SliceRequest::times);
   module.def("sweep", &sweep, "scenario"_a, "axes"_a);
   module.def("plan", &plan, "scenario"_a, "request"_a);
   module.def("slice", &slice, "scenario"_a, "request"_a);

@@ -590,6 +590,22 @@ def test_vocabulary_passes_are_replayed(tmp_path):
     assert "expected one of baseline" in table["skipped"][0]["reason"]
 
 
+def test_prompts_in_chunks(tmp_path):
+    header = ("system,model,device,devices,ranks,chunk_tokens,prefix_tokens,total_tokens,time_ms,traced,power,e2e_s,note,"
+              "source\n")
+    times = [100 + 20 * chunk for chunk in range(4)]
+    rows = "".join(f"s,m,d,1,1,100,{100 * chunk},400,{time},,,0.52,,\n" for chunk, time in enumerate(times))
+    table = table_of(written(tmp_path / "chunks.csv", header + rows + "s,m,d,2,2,100,,400,,,,0.34,,\n"))
+    predicted = {}
+    for figure in table["figures"]:
+        predicted.setdefault(figure["group"], []).append(figure["predicted"])
+    # Times grow linearly with the prefix; half of the layers take half of the time, and the last chunk is the longest.
+    assert predicted["chunk after a longer prefix"] == pytest.approx([0.14, 0.16])
+    assert predicted["prompt from its chunks"] == pytest.approx([0.52])
+    assert predicted["prompt from chunks on other ranks"] == pytest.approx([0.26 + 0.08])
+    assert "no times of chunks" in table["skipped"][0]["reason"]
+
+
 @pytest.fixture
 def published():
     folder = os.environ.get("SLUICE_DATA") or pytest.skip("set SLUICE_DATA to the folder of published measurements")

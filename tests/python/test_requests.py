@@ -39,12 +39,17 @@ def test_interrupts_end_a_plan():
         sluice.plan(sluice.Scenario(**LLAMA), gpus=64)
 
 
-def test_cuts_of_sequences(source):
+def test_cuts_of_sequences(source, tmp_path):
     cut = sluice.slice(source / "examples/gpt3-13b-terapipe-v100.json", granularity=64)
     assert sum(cut.lengths) == cut["tokens"]
     assert cut["slice_lengths"] == cut.lengths
     even = sluice.slice(source / "examples/gpt3-13b-terapipe-v100.json", balanced=True, slices=4)
     assert len(even.lengths) == 4
+    times = tmp_path / "chunks.csv"
+    times.write_text("tokens,context,seconds\n100,0,1\n100,100,2\n")
+    assert sluice.slice(sluice.Scenario(pp=3, seq_length=200), times=times, slices=2)["even_s"] == pytest.approx(7)
+    with pytest.raises(sluice.InputError, match="tp: has no effect"):
+        sluice.slice(sluice.Scenario(pp=3, tp=2, seq_length=200), times=times)
     with pytest.raises(sluice.InputError, match="exclude each other"):
         sluice.slice(source / "examples/gpt3-13b-terapipe-v100.json", balanced=True, joint=2)
 
