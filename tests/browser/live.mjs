@@ -172,8 +172,8 @@ for (const [width, touch] of [[390, true], [1600, false]]) {
     await page.click('#keep');
     await page.waitForFunction(() => timelines.length === 1);
     assert.equal(await page.locator('.plot-head .run').first().isVisible(), false);
-    // An address without a valid run is refused; the page's own run stays.
-    await page.evaluate(() => { location.hash = '{"scenario": {"parallelism": {"pp": 0}}}'; });
+    // An address without a valid run is refused, also while an update is waiting; the page's own run stays.
+    await page.evaluate(() => { scheduleUpdate(); location.hash = '{"scenario": {"parallelism": {"pp": 0}}}'; });
     await page.locator('#refusal').waitFor();
     assert.match(await page.textContent('#refusal'), /the address of this page has no valid run: .*pp/);
   }));

@@ -300,9 +300,8 @@ function fillOwn() {
 
 function scheduleUpdate() {
   if (live.waiting) return;
-  live.waiting = true;
-  requestAnimationFrame(() => {
-    live.waiting = false;
+  live.waiting = requestAnimationFrame(() => {
+    live.waiting = 0;
     update();
   });
 }
@@ -429,6 +428,8 @@ function showRest() {
 
 // Starts from the run in the address of the page, or from that of the page itself.
 function open() {
+  cancelAnimationFrame(live.waiting);  // of the run before, which would hide that the address is refused
+  live.waiting = 0;
   live.first = JSON.parse(byId('request').textContent);
   let beside = null;
   if (location.hash.length > 1) {
