@@ -45,7 +45,7 @@ const live = {
   inputs: {},       // fields by id of knob
   changed: new Set(),
   frames: [],       // of the latest updates: {simulate, draw}, ms
-  waiting: false,
+  waiting: 0,  // the frame of an update
   tables: 0,        // timer
   shown: null,      // the request of the run that is shown
 };
