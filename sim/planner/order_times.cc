@@ -156,8 +156,10 @@ void OrderTimes::critical_path(const Orders& orders, std::vector<Step>& path) co
     const auto& order = orders[step.rank];
     const std::int32_t op = order[step.index];
     const std::int64_t begin = start(op);
-    step.follows = step.index > 0 && (end_[order[step.index - 1]] == begin || table_.rows[op].need == kAvailable ||
-                                      arrived_[table_.rows[op].need] < begin);
+    // An op at 0 waited for none, even behind ops that take no time.
+    step.follows = begin > 0 && step.index > 0 &&
+                   (end_[order[step.index - 1]] == begin || table_.rows[op].need == kAvailable ||
+                    arrived_[table_.rows[op].need] < begin);
     path.push_back(step);
     if (begin == 0) return;
     if (step.follows) {

@@ -161,6 +161,32 @@ TEST(OrderTimes, EqualThoseOfTheSimulator) {
   EXPECT_GT(compared, 150);
 }
 
+// A search walks along the ops of a path that follow each other on a rank, and must end where the path begins, also
+// after ops that take no time.
+TEST(OrderTimes, PathsBeginWithAnOpThatFollowsNone) {
+  Rng random{std::mt19937(8)};
+  int instant = 0;  // paths that begin behind ops that take no time
+  for (int i = 0; i < 10'000; ++i) {
+    const int m = random(1, 5);
+    const PlacedProblem problem = random_problem(random, random(0, 1) == 0 ? linear(3) : v_shape(2), m, 1, 0);
+    const OpTable table(problem);
+    OrderTimes times(problem, table);
+    const Orders orders = sequential_orders(problem);
+    ASSERT_NE(times.run(orders), kNever);
+    std::vector<OrderTimes::Step> path;
+    times.critical_path(orders, path);
+    ASSERT_FALSE(path.empty());
+    EXPECT_FALSE(path.back().follows) << i;
+    instant += path.back().index > 0 ? 1 : 0;
+    for (std::size_t at = 0; at + 1 < path.size(); ++at) {
+      if (!path[at].follows) continue;
+      EXPECT_EQ(path[at + 1].rank, path[at].rank);
+      EXPECT_EQ(path[at + 1].index, path[at].index - 1);
+    }
+  }
+  EXPECT_GT(instant, 5);
+}
+
 TEST(PreemptiveBound, OfSmallMachines) {
   EXPECT_EQ(preemptive_bound({}), 0);
   EXPECT_EQ(preemptive_bound({{.head = 2, .duration = 3, .tail = 4}}), 9);
