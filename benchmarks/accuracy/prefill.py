@@ -45,29 +45,39 @@ def later_chunks(table, chunks, ranks, total, setting):
 
 def score_prefill(table):
     """Predicts later chunks from earlier ones, and whole prompts from the chunks on as many ranks and on others."""
-    score, runs, chunks_of_run = Score(), {}, {}
+    score, runs, measured = Score(), {}, {}
     for row in range(len(table)):
         runs.setdefault(tuple(table.text(row, column) for column in KEY), []).append(row)
-    for key, rows in runs.items():
-        chunks = chunks_of(table, rows)
-        if len(chunks) < 2:
-            score.add(Skipped(table.place(rows[0]), "no times of chunks after prefixes of different length"))
-            continue
+
+    def each_run(compare):
+        for key, rows in runs.items():
+            try:
+                score.add(*compare(key, rows))
+            except sluice.InputError as error:
+                score.add(Skipped(table.place(rows[0]), str(error)))
+
+    def chunks(key, rows):
+        found = chunks_of(table, rows)
+        if len(found) < 2:
+            return [Skipped(table.place(rows[0]), "no times of chunks after prefixes of different length")]
         ranks, total = table.integer(rows[0], "ranks", 1), table.integer(rows[0], "total_tokens", 1)
-        chunks_of_run[key] = (chunks, ranks)
-        if len(chunks) >= FEWEST:
-            score.add(*later_chunks(table, chunks, ranks, total, f"{key[0]} {key[1]}, {table.text(rows[0], 'note')}"))
-    for key, rows in runs.items():
-        if not table.text(rows[0], "e2e_s"):
-            continue
-        measured = table.number(rows[0], "e2e_s", 1e-6, 1e9)
-        for other, (chunks, measured_ranks) in chunks_of_run.items():
-            if [value for name, value in zip(KEY, key) if name not in ANY] != [
-                    value for name, value in zip(KEY, other) if name not in ANY]:
+        measured[key] = found, ranks
+        setting = f"{key[0]} {key[1]}, {table.text(rows[0], 'note')}"
+        return later_chunks(table, found, ranks, total, setting) if len(found) >= FEWEST else []
+
+    def prompts(key, rows):
+        out, same = [], [value for name, value in zip(KEY, key) if name not in ANY]
+        for other, (found, measured_ranks) in measured.items() if table.text(rows[0], "e2e_s") else ():
+            if same != [value for name, value in zip(KEY, other) if name not in ANY]:
                 continue
             ranks, total = table.integer(rows[0], "ranks", 1), table.integer(rows[0], "total_tokens", 1)
             group = "prompt from its chunks" if ranks == measured_ranks else "prompt from chunks on other ranks"
             setting = f"{key[0]} {key[1]}, {ranks} ranks, chunks on {measured_ranks}"
-            predicted = cut(chunks, measured_ranks, ranks, total)["even_s"]
-            score.add(Comparison(group, table.place(rows[0]), setting, measured, predicted, "s"))
+            predicted = cut(found, measured_ranks, ranks, total)["even_s"]
+            out.append(Comparison(group, table.place(rows[0]), setting, table.number(rows[0], "e2e_s", 1e-6, 1e9),
+                                  predicted, "s"))
+        return out
+
+    each_run(chunks)
+    each_run(prompts)
     return score

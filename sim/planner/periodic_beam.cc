@@ -98,7 +98,7 @@ class PeriodicBeam {
     return true;
   }
 
-  // Of the gaps between the ops of a rank, the time that those that are not placed cannot use.
+  // Returns the time in the gaps between the ops of x's rank that its ops without a place cannot use.
   std::int64_t unused(const Partial& partial, std::size_t x, std::int64_t start) {
     gaps_.clear();
     left_.clear();
@@ -166,7 +166,7 @@ class PeriodicBeam {
     }
   }
 
-  // Places the Ws of a rank, each as early as possible, in some orders. Returns false if they do not fit.
+  // Places the weight gradients on a rank, each as early as possible, in some orders. Returns false if they do not fit.
   bool place_weights(Partial& partial, int rank) {
     std::vector<std::size_t> weights;
     for (const std::size_t x : problem_.of_rank[rank]) {

@@ -595,7 +595,8 @@ def test_prompts_in_chunks(tmp_path):
               "source\n")
     times = [100 + 20 * chunk for chunk in range(4)]
     rows = "".join(f"s,m,d,1,1,100,{100 * chunk},400,{time},,,0.52,,\n" for chunk, time in enumerate(times))
-    table = table_of(written(tmp_path / "chunks.csv", header + rows + "s,m,d,2,2,100,,400,,,,0.34,,\n"))
+    table = table_of(written(tmp_path / "chunks.csv", header + rows + "s,m,d,2,2,100,,400,,,,0.34,,\n"
+                             + "s,m,d,4,4,dynamic,0,400,7,,,,,\n"))
     predicted = {}
     for figure in table["figures"]:
         predicted.setdefault(figure["group"], []).append(figure["predicted"])
@@ -604,6 +605,7 @@ def test_prompts_in_chunks(tmp_path):
     assert predicted["prompt from its chunks"] == pytest.approx([0.52])
     assert predicted["prompt from chunks on other ranks"] == pytest.approx([0.26 + 0.08])
     assert "no times of chunks" in table["skipped"][0]["reason"]
+    assert "row 6, column chunk_tokens" in table["skipped"][1]["reason"]  # and the other rows are scored
 
 
 @pytest.fixture
