@@ -29,7 +29,8 @@ Model find_model(const JsonReader& model, const std::string& path) {
   if (fs::exists(path + "/config.json", error)) return read_model(path + "/config.json");
   const std::vector<std::string> names = catalogue_models();
   if (names_file(name) || name.empty()) model.fail(fmt::format("expected a model file (there is no {})", path));
-  model.fail(fmt::format("expected a model file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
+  model.fail(fmt::format("expected a model file or one of the {} models that 'sluice models' lists", names.size()),
+             did_you_mean(name, names));
 }
 
 }  // namespace sluice::model
