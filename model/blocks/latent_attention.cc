@@ -106,6 +106,17 @@ void LatentAttentionBlock::add_attention(OpKind kind, const BlockCall& call, Ker
   add_sparse_core(kind, call, flops, moved, out);
 }
 
+// Prefill keeps latents alone, so that each slice makes the keys and values of its prefix again; sparse attention reads
+// latents.
+void LatentAttentionBlock::add_prefix(const BlockCall& call, const LatentSizes& l, Kernels& out) const {
+  if (call.training.work != Training::Work::prefill || options_.indexer) return;
+  const double prefix =
+      call.slice.sum_over_documents([](double /*tokens*/, double context) { return context; }) / call.training.cp;
+  if (prefix == 0) return;
+  add_linear(out, call.training, "KV up of the prefix", prefix, l.key_value_rank, l.up, Source::norm);
+  out.push_back(memory("joined heads of the prefix", 2 * prefix * (l.nope + l.key_value + l.output), 2));
+}
+
 void LatentAttentionBlock::add_forward(const BlockCall& call, Kernels& out) const {
   const Training& training = call.training;
   const Sizes& s = call.sizes;
@@ -123,6 +134,7 @@ void LatentAttentionBlock::add_forward(const BlockCall& call, Kernels& out) cons
   add_linear(out, training, "KV up", s.rows, l.key_value_rank, l.up, Source::norm);
   out.push_back(memory(options_.rotary ? "rotary, joined heads" : "joined heads", joined_bytes(s, l), 5));
   repeat_with(RecomputeModule::up_projection, out, out.size() - 2);
+  add_prefix(call, l, out);
   if (options_.indexer) {
     options_.indexer->add_kernels(core_, static_cast<double>(query_source()), OpKind::F, call, out);
   }
@@ -214,7 +226,15 @@ void LatentAttentionBlock::add_tensors(const TensorCall& call, LayerTensors& out
   list.operand("gradients of the latents", "p n ((rq + rkv) / s + dr)", gradient, normed + position);
   if (options_.indexer) options_.indexer->add_tensors(call, list);
   list.add("queries", "2 n a d / t", to_input_gradient, 2 * query, up);
-  list.add("keys and values", "2 n g (d + dv) / t", keys_values, 2 * keys_values_elements, up);
+  if (call.training.work == Training::Work::prefill) {
+    list.add("latents of keys and values", "2 n (rkv + dr)", keys_values,
+             2 * call.rows * (latent.key_value_rank + latent.rope_head_dim));
+    const std::int64_t prefix = options_.indexer ? 0 : call.sequences() * call.context / call.training.cp;
+    list.add("keys and values", "2 (n + c) g (d + dv) / t", to_input_gradient,
+             2 * (call.rows + prefix) * (keys_values_elements / call.rows));
+  } else {
+    list.add("keys and values", "2 n g (d + dv) / t", keys_values, 2 * keys_values_elements, up);
+  }
   list.add("attention's gate", "2 n a dv / t, or 1 per head", to_input_gradient, 2 * gate);
   list.operand("input of the projection", "p n a dv / t", to_weight_gradient, output);
   add_output_tensors(core_, call, list);

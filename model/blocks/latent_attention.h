@@ -20,7 +20,8 @@ struct LatentAttentionOptions {
 // rank on its own shard of the tokens under sequence parallelism), their norms, up to this device's heads, and copies
 // join each head's two parts. Tensor-parallel traffic: under sequence parallelism the latents are all-gathered in F and
 // their gradients reduce-scattered in I; otherwise the gradients are all-reduced in I. With an indexer the core
-// computes in the latents' space, where all heads share one key and value per token.
+// computes in the latents' space, where all heads share one key and value per token. Prefill (forwards alone) keeps
+// latents instead of keys and values, as inference engines do.
 class LatentAttentionBlock : public Block {
  public:
   LatentAttentionBlock(int hidden, const LatentAttentionOptions& options);
@@ -52,6 +53,7 @@ class LatentAttentionBlock : public Block {
   double sparse_flops(double tokens, double context) const;
   LatentSizes sizes(const Training& training) const;
   void add_attention(OpKind kind, const BlockCall& call, Kernels& out) const;
+  void add_prefix(const BlockCall& call, const LatentSizes& sizes, Kernels& out) const;
   void add_forward(const BlockCall& call, Kernels& out) const;
   void add_input_gradient(const BlockCall& call, Kernels& out) const;
   void add_weight_gradient(const BlockCall& call, Kernels& out) const;

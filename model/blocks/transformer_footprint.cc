@@ -149,7 +149,7 @@ StageBytes TransformerFootprint::stage(int stage) const {
     const std::int64_t linear =
         stage_linear_parameters_per_device(model_, training_.tp, held, training_.expert_ranks());
     bytes.weights += (training_.forward_only() ? 1 : traits.layouts) * operand_bytes(training_.precision, linear) -
-                     (training_.narrow_parameters ? 2 * linear : 0);
+                     (training_.replaces_weights() ? 2 * linear : 0);
   }
   if (training_.forward_only()) {
     bytes.scratch = workspace_;
@@ -194,7 +194,8 @@ std::string TransformerFootprint::stage_formula(std::int64_t StageBytes::*field)
   if (field == &StageBytes::weights) {
     if (parameters_sharded && left == 0) return training_.reshards() ? "0 P" : "2 P";
     if (parameters_sharded) return training_.reshards() ? "4 P / D" : "4 P / D + 2 P";
-    return traits_of(training_.precision).narrow() ? "2 P and narrow copies" : "2 P";
+    if (!traits_of(training_.precision).narrow()) return "2 P";
+    return training_.replaces_weights() ? "2 P, narrow ones in linear layers" : "2 P and narrow copies";
   }
   if (field == &StageBytes::gradients) {
     const int bytes = training_.gradient_bytes + (training_.gradient_copy ? 2 : 0);

@@ -236,6 +236,8 @@ struct Training {
   int replica_copies() const { return dp_shard > 0 ? dp / dp_shard : 1; }  // that hold the same shards
   int shard_ranks() const { return data_ranks() / replica_copies(); }
   bool forward_only() const { return work != Work::training; }
+  // Whether narrow weights of linear layers take the place of 16-bit ones: inference has no use for those.
+  bool replaces_weights() const { return narrow_parameters || work == Work::prefill; }
   int zero_stage() const { return distributed_optimizer ? zero : 0; }
   // Without a pipeline, sharded gradients are reduced in every backward, and sharded parameters are gathered in every
   // forward; with one, once per batch unless parameters are resharded (PyTorch's pipelining).

@@ -207,6 +207,9 @@ void check_request(const SlicesRequest& request) {
     fail(fmt::format("/schedule/name: {} has no slices: expected one of {}", family.name, fmt::join(sliced, ", ")));
   }
   if (scenario.training.sequence_length < 1) fail("/batch/sequence_length: required to cut a sequence (--seq-length)");
+  if (scenario.training.forward_only()) {
+    fail("/schedule/forward_only: expected none: cuts for a schedule have a backward (without --for, prompts are cut)");
+  }
   if (scenario.perturbation.slows() || scenario.perturbation.trials > 0) {
     fail("/perturbation: expected no slow ranks, slow links or jitter");
   }

@@ -289,6 +289,9 @@ SliceCosts::SliceCosts(const nlohmann::json& document, const std::string& file, 
   if (scenario_->training.sequence_length < 1) {
     throw InputError(fmt::format("{}: /batch/sequence_length: required (--seq-length)", scenario_->source));
   }
+  if (backward && scenario_->training.forward_only()) {
+    throw InputError(fmt::format("{}: /schedule/forward_only: excludes --backward", scenario_->source));
+  }
   schedule_.emplace(make_schedule(*scenario_));
   costs_ = std::make_unique<ScenarioCosts>(*scenario_, *schedule_);
   tokens_ = scenario_->training.sequence_length;
