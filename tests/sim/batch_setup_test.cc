@@ -82,7 +82,7 @@ TEST(BatchOrder, MakesNoDifferenceToGPipe) {
 TEST(BatchOrder, IsTheBestOfAllSchedules) {
   std::mt19937 random(2);
   const std::vector<std::string> families = {"1f1b", "zb-h1", "interleaved-1f1b", "gpipe", "seq1f1b", "zb-v"};
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 500; ++round) {
     const std::string& family = families[static_cast<std::size_t>(round) % families.size()];
     const int ranks = std::uniform_int_distribution<>(2, 3)(random);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(family == "interleaved-1f1b" ? 2 * ranks : 4));

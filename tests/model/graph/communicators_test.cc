@@ -263,7 +263,7 @@ TEST(Communicators, EqualAnEventSimulation) {
   std::mt19937 random(36);
   int hung = 0;
   int ran = 0;
-  for (int i = 0; i < (small_scope() ? 5000 : 20000); ++i) {
+  for (int i = 0; i < (small_scope() ? 5000 : 100'000); ++i) {
     const HostProgram program = random_program(random, true);
     const CommunicatorMapping& mapping = communicator_mappings()[random() % communicator_mappings().size()];
     const CommunicatorModel model{.communicator = mapping.communicator,
