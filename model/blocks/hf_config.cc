@@ -683,6 +683,7 @@ Model model_from_hf_config(JsonReader reader) {
   if (!inner) return HfConfig(text, type).read();
   Model model = HfConfig(text, type).read();
   model.left_out = encoders_of(reader);
+  if (reader.has("vision_config")) model.vision = encoder_of(reader.at("vision_config"));
   // Where the language model's own part does not have it.
   if (!text.has("tie_word_embeddings")) {
     model.tied_embeddings = reader.boolean_or("tie_word_embeddings", model.tied_embeddings);

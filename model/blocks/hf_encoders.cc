@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <memory>
 #include <utility>
 
+#include "model/blocks/encoder.h"
 #include "model/blocks/hf_types.h"
 #include "model/input/json_reader.h"
 
@@ -13,34 +15,59 @@ constexpr std::int64_t kMostEncoderSize = 1 << 20;
 // Parameters of an encoder of images, with what projects its result; 0: of another type, or without its sizes.
 std::int64_t vision_parameters(JsonReader config) {
   const std::string type = config.has("model_type") ? config.string("model_type") : "";
-  const bool qwen = type.starts_with("qwen3_vl") || type.starts_with("qwen3_5");
   const bool siglip = type == "siglip_vision_model";
   const bool clip = type == "clip_vision_model";
   const bool pixtral = type == "pixtral";
-  if (!qwen && !siglip && !clip && !pixtral) return 0;
+  if (const auto encoder = encoder_of(config)) return encoder_parameters(*encoder, 1);
+  if (!siglip && !clip && !pixtral) return 0;
   const auto size = [&](const char* key) { return config.integer(key, 1, kMostEncoderSize); };
-  const char* const depth = qwen ? "depth" : "num_hidden_layers";
-  for (const char* key : {depth, "hidden_size", "intermediate_size", "patch_size"}) {
+  for (const char* key : {"num_hidden_layers", "hidden_size", "intermediate_size", "patch_size"}) {
     if (!config.has(key)) return 0;
   }
   const std::int64_t h = size("hidden_size");
   const std::int64_t f = size("intermediate_size");
   const std::int64_t patch = 3 * size("patch_size") * size("patch_size") * h;
-  if (pixtral) return size(depth) * (4 * h * h + 3 * h * f + 2 * h) + patch + h;
-  const std::int64_t layers = size(depth) * (4 * h * h + 2 * h * f + f + 9 * h);
-  if (qwen) {
-    const std::int64_t merged = size("spatial_merge_size") * size("spatial_merge_size") * h;
-    const std::int64_t merger = merged * merged + merged + (merged + 1) * size("out_hidden_size");
-    const char* const deep = "deepstack_visual_indexes";
-    const std::int64_t more = config.has(deep) ? std::ssize(config.at(deep).elements()) : 0;
-    return layers + size("temporal_patch_size") * patch + h + size("num_position_embeddings") * h + 2 * h + merger +
-           more * (merger + 2 * merged);
-  }
+  if (pixtral) return size("num_hidden_layers") * (4 * h * h + 3 * h * f + 2 * h) + patch + h;
+  const std::int64_t layers = size("num_hidden_layers") * (4 * h * h + 2 * h * f + f + 9 * h);
   const std::int64_t side = size("image_size") / size("patch_size");
   return layers + patch + side * side * h + (clip ? 6 * h : 3 * h);  // clip: also a class, two norms and no bias
 }
 
 }  // namespace
+
+std::shared_ptr<const Encoder> encoder_of(JsonReader vision) {
+  const std::string type = vision.has("model_type") ? vision.string("model_type") : "";
+  if (!type.starts_with("qwen3_vl") && !type.starts_with("qwen3_5")) return nullptr;
+  for (const char* key : {"depth", "hidden_size", "intermediate_size", "num_heads", "patch_size", "spatial_merge_size",
+                          "temporal_patch_size", "out_hidden_size", "num_position_embeddings"}) {
+    if (!vision.has(key)) return nullptr;
+  }
+  const auto size = [&](const char* key) { return vision.integer(key, 1, kMostEncoderSize); };
+  const auto hidden = static_cast<int>(size("hidden_size"));
+  const auto heads = static_cast<int>(size("num_heads"));
+  if (hidden % heads != 0) vision.at("num_heads").fail("expected a divisor of hidden_size");
+  const Transformer layers{.name = "encoder",
+                           .layers = static_cast<int>(size("depth")),
+                           .hidden = hidden,
+                           .heads = heads,
+                           .kv_heads = heads,
+                           .head_dim = hidden / heads,
+                           .ffn_hidden = static_cast<int>(size("intermediate_size")),
+                           .vocab = 1,
+                           .dropout = false};
+  auto out = std::make_shared<Encoder>();
+  out->layers = Model(layers);
+  out->patch_inputs = 3 * size("temporal_patch_size") * size("patch_size") * size("patch_size");
+  out->merged = size("spatial_merge_size") * size("spatial_merge_size");
+  out->width = size("out_hidden_size");
+  const char* const deep = "deepstack_visual_indexes";
+  const std::int64_t more = vision.has(deep) ? std::ssize(vision.at(deep).elements()) : 0;
+  out->mergers = static_cast<int>(1 + more);
+  // Norms have gain and bias: of a patch's elements before the last merger, of those of a token before the others.
+  out->other_parameters = hidden + size("num_position_embeddings") * hidden + 2 * hidden +
+                          2 * more * out->merged_width() + out->mergers * (out->merged_width() + out->width);
+  return out;
+}
 
 std::string encoders_of(JsonReader config) {
   std::string out;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,8 @@ Json with_hf_defaults(const Json& config, std::string_view type);
 // The encoders of images and audio that a config.json has beside its language model, with the number of parameters of
 // those of a known type whose sizes it has: "its vision encoder (460730096 parameters)"; "" if it has none.
 std::string encoders_of(JsonReader config);
+// The encoder of a vision_config of a type that is modeled (qwen3_vl, qwen3_5), without images, or null.
+std::shared_ptr<const Encoder> encoder_of(JsonReader vision);
 // What a type that is known, but not modeled, has that no block describes; "" for others.
 std::string_view not_modeled(std::string_view model_type);
 // All such names, in the order of the table, those of other models last.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "model/blocks/attention.h"
+#include "model/blocks/encoder.h"
 #include "model/blocks/experts.h"
 #include "model/blocks/latent_attention.h"
 #include "model/blocks/layer.h"
@@ -265,7 +266,8 @@ double iteration_model_flops(const Model& model, std::int64_t tokens, std::int64
   double layers = sum_over_layers<double>(model, [&](int kind) { return layer_model_flops(model, tokens, kind); });
   if (model.mtp_layers > 0) layers += model.mtp_layers * mtp_layer_model_flops(model, tokens);
   const double heads = (1 + model.mtp_layers) * head_model_flops(model, tokens);
-  return static_cast<double>(sequences) * ((full_recompute ? 4 : 3) * layers + 3 * heads);
+  const double encoder = model.encoder ? (model.encoder->frozen ? 1 : 3) * encoder_model_flops(*model.encoder) : 0;
+  return static_cast<double>(sequences) * ((full_recompute ? 4 : 3) * layers + 3 * heads + encoder);
 }
 
 SliceFlops layer_slice_flops(const Model& model, std::int64_t tokens, std::int64_t context, KindIndex kind) {

@@ -13,6 +13,7 @@
 namespace sluice::model {
 
 class Block;
+struct Encoder;
 struct Layer;
 struct LayerList;
 struct LayerStyle;
@@ -50,7 +51,9 @@ struct Model {
   std::int64_t other_parameters = 0;  // after the last layer: of the streams' last combination
 
   int mtp_kind = 0;
-  std::string left_out;  // what its file has besides this language model: "its vision encoder"
+  std::string left_out;                    // what its file has besides this language model: "its vision encoder"
+  std::shared_ptr<const Encoder> vision;   // the encoder of images that its file has, if one like it is modeled
+  std::shared_ptr<const Encoder> encoder;  // the same with images (set_images), or null
   // Elements per token and layer of embeddings of every layer (LayerEmbedding), or 0. They are looked up, and added to
   // a projection of the word embedding, before the first layer, and all go from stage to stage with the hidden states.
   int layer_embedding = 0;

@@ -169,6 +169,7 @@ Model model_from_json(JsonReader reader) {
       Model model = model_from_json(text);
       model.left_out = encoders_of(reader);
       if (model.left_out.empty()) model.left_out = fmt::format("what is not in {}", key);
+      if (reader.has("vision_config")) model.vision = encoder_of(reader.at("vision_config"));
       return model;
     }
   }

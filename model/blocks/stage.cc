@@ -8,6 +8,7 @@
 #include <string>
 
 #include "model/blocks/adapters.h"
+#include "model/blocks/encoder.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/stage_kernels.h"
 #include "model/errors.h"
@@ -315,6 +316,7 @@ void check_training(const Model& model, const Training& training) {
   check_experts(model, training);
   check_shards(model, training);
   check_context(training);
+  check_encoder(model, training);
 }
 
 std::int64_t layer_parameters_per_device(const Model& model, int tp, KindIndex kind, int expert_ranks) {
@@ -328,7 +330,8 @@ std::int64_t stage_expert_parameters_per_device(const Model& model, const StageC
 
 std::int64_t stage_linear_parameters_per_device(const Model& model, int tp, const StageContents& contents,
                                                 int expert_ranks) {
-  return of_layers(model, tp, contents, expert_ranks).linear;
+  const std::int64_t encoder = contents.embedding && model.encoder ? encoder_linear_parameters(*model.encoder, tp) : 0;
+  return of_layers(model, tp, contents, expert_ranks).linear + encoder;
 }
 
 std::int64_t stage_parameters_per_device(const Model& model, int tp, const StageContents& contents, int expert_ranks) {
@@ -352,13 +355,17 @@ std::int64_t stage_parameters_per_device(const Model& model, int tp, const Stage
     count += norm + model.other_parameters;
     if (!model.tied_embeddings || contents.tied_copy) count += words;
   }
+  if (contents.embedding && model.encoder) count += encoder_parameters(*model.encoder, tp);
   return count;
 }
 
 std::int64_t trained_parameters_per_device(const Model& model, const Training& training,
                                            const StageContents& contents) {
   if (training.lora_rank == 0) {
-    return stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
+    const std::int64_t frozen = contents.embedding && model.encoder && model.encoder->frozen
+                                    ? encoder_parameters(*model.encoder, training.tp)
+                                    : 0;
+    return stage_parameters_per_device(model, training.tp, contents, training.expert_ranks()) - frozen;
   }
   std::int64_t count = 0;
   for (const auto& [kind, layers] : with_predictions(model, contents)) {

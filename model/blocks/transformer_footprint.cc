@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/blocks/encoder.h"
 #include "model/blocks/layer.h"
 #include "model/errors.h"
 
@@ -156,7 +157,7 @@ StageBytes TransformerFootprint::stage(int stage) const {
     return bytes;
   }
   const std::int64_t trained = trained_parameters_per_device(model_, training_, held);
-  if (trained != count) bytes.weights += 2 * trained;  // adapters, beside what is frozen
+  if (training_.lora_rank > 0) bytes.weights += 2 * trained;  // adapters, beside what is frozen
   bytes.gradients = (training_.gradient_bytes + (training_.gradient_copy ? 2 : 0)) * trained;
   bytes.optimizer =
       training_.distributed_optimizer ? sharded(held, training_.optimizer_bytes) : training_.optimizer_bytes * trained;
@@ -382,6 +383,21 @@ void TransformerFootprint::add_forward_only(Out& out, int stage, const SliceSize
   add_transfers(out, stage, size);
 }
 
+// All layers of the encoder of images, or one at a time if it is frozen.
+template <typename Out>
+void TransformerFootprint::add_encoder(Out& out, const SliceSize& size) const {
+  const Encoder& encoder = *model_.encoder;
+  const TensorCall call{.training = training_,
+                        .hidden = encoder.layers.hidden,
+                        .tokens = encoder.patches,
+                        .rows = size.rows / size.tokens * encoder.images * encoder.patches};
+  const LayerTensors layer = layer_tensors(encoder.layers.kind(0), encoder.layers.style(), call);
+  if (!encoder.frozen && training_.lora_rank == 0) return add_layers(out, layer, encoder.layers.layers, {}, false, 0);
+  std::int64_t all = 0;
+  for (const LayerTensor& tensor : layer) all += tensor.life == TensorLife::gradient ? 0 : tensor.bytes;
+  replace_if_larger(out, {&SliceBytes::forward_workspace, "tensors of an encoder's layer", "their sum", 1, all});
+}
+
 template <typename Out>
 void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& held = stages_[stage];
@@ -421,6 +437,7 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
   }
   add(model_.mtp_kind, true, held.mtp_layers, again.mtp_layers);
   add_layer_workspace(out, layer, modules, size.sliced);
+  if (held.embedding && model_.encoder && size.context == 0) add_encoder(out, size);
   if (held.embedding && model_.dropout) {
     out.push_back(
         {&SliceBytes::activations_to_input_gradient, "dropout mask of the embedding", "n h / s", 1, split_width(size)});

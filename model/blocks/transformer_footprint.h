@@ -56,6 +56,8 @@ class TransformerFootprint : public Footprint {
   template <typename Out>
   void add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const;
   template <typename Out>
+  void add_encoder(Out& out, const SliceSize& size) const;
+  template <typename Out>
   void add_forward_only(Out& out, int stage, const SliceSize& size) const;
   template <typename Out>
   void add_head(Out& out, const StageContents& held, const SliceSize& size) const;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
+#include "model/blocks/encoder.h"
 #include "model/blocks/expert_routing.h"
 #include "model/blocks/kernel_parts.h"
 #include "model/blocks/layer.h"
@@ -590,7 +592,23 @@ std::vector<KernelPart> AnalyticCost::parts_of(OpKind kind, int stage, const Sli
   if (held.head) add(Kind::head, "head", losses_of(model_, held), head_kernels(model_, training_, kind, slice));
   set_launches(training_, software_, out);
   add_sharding(kind, stage, slice, out);
+  if (held.embedding && model_.encoder) add_encoder(kind, slice, out);
   return out;
+}
+
+// Its parameters are sharded with the embedding's.
+void AnalyticCost::add_encoder(OpKind kind, const SliceShape& slice, std::vector<KernelPart>& parts) const {
+  using Kind = KernelPart::Kind;
+  EncoderKernels kernels = encoder_kernels(*model_.encoder, training_, kind, slice);
+  if (kernels.layer.empty()) return;
+  std::vector<KernelPart> added;
+  added.push_back({.kind = Kind::embedding,
+                   .repeats = model_.encoder->layers.layers,
+                   .calls = std::move(kernels.layer),
+                   .name = "encoder layer"});
+  added.push_back({.kind = Kind::embedding, .calls = std::move(kernels.ends), .name = "patches, merger"});
+  set_launches(training_, software_, added);
+  std::move(added.begin(), added.end(), std::back_inserter(parts));
 }
 
 ShardedUnit AnalyticCost::sharded_unit(const StageContents& unit, bool gathers, bool reduces) const {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "model/batches/batch.h"
+#include "model/blocks/encoder.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
@@ -63,6 +64,7 @@ class Reading {
     read_predictions();
     section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
     section(root_, "batch", [&](JsonReader& object) { read_batch(object); });
+    read_images();
     read_cluster();
     read_software();
     read_schedule();
@@ -380,6 +382,13 @@ class Reading {
         std::make_shared<Batch>(make_batch(std::move(request), scenario_.model ? &*scenario_.model : nullptr));
     scenario_.microbatches = scenario_.documents->microbatches();
     if (scenario_.model && training.sequence_length == 0) training.sequence_length = scenario_.documents->longest();
+  }
+
+  void read_images() {
+    const std::string images = root_.json().value(Json::json_pointer("/batch/images"), std::string());
+    const std::string place = scenario_.source + ": /batch/images";
+    if (scenario_.model) return set_images(*scenario_.model, images, scenario_.freeze_encoder, place);
+    if (!images.empty()) throw InputError(place + ": requires a model (--model)");
   }
 
   void check_shared_ranks(const JsonReader& object) const {

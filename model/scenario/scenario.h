@@ -56,6 +56,7 @@ struct Scenario {
   std::shared_ptr<const Batch> documents;  // of different length; otherwise all sequences are alike
   ContextGrouping context_grouping{};      // of the documents, over the data-parallel ranks
   std::int64_t most_tokens_per_rank = 0;   // of one document
+  bool freeze_encoder = false;             // of images
 
   CostKind cost = CostKind::uniform;
   UniformTimes uniform;

@@ -1,7 +1,5 @@
 // The table of settings. A new setting is one row here, and the code that uses its value.
 
-#include <type_traits>
-
 #include "model/scenario/scenario.h"
 #include "model/scenario/setting_rows_examples.h"
 #include "model/scenario/settings.h"
@@ -18,25 +16,6 @@ constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedu
 // Commands that offer flags for all that they read; the others offer what most people need.
 constexpr Commands kFull = kSimulate | kKernels;
 constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
-
-template <typename Member>
-SettingPlace place_of(Member& member) {
-  if constexpr (std::is_enum_v<Member>) {
-    return WordPlace{&member, [](void* at, int word) { *static_cast<Member*>(at) = static_cast<Member>(word); }};
-  } else {
-    return &member;
-  }
-}
-
-// The place of a member of a scenario, or of its training.
-template <auto Member>
-SettingPlace at(Scenario& scenario) {
-  if constexpr (std::is_invocable_v<decltype(Member), Training&>) {
-    return place_of(scenario.training.*Member);
-  } else {
-    return place_of(scenario.*Member);
-  }
-}
 
 // A row per setting, not a line per field.
 // clang-format off
@@ -486,6 +465,15 @@ constexpr Setting kSettings[] = {
      .fallback = "required with it", .flags = "--max-seqlen-per-dp-cp-rank", .group = kBatchGroup,
      .help = "Tokens of a document that a rank has at most, with --dynamic-cp", .reads = kSimulate,
      .offers = kSimulate, .refuses = kRun, .megatron = "max-seqlen-per-dp-cp-rank", .example = "1000", .with = kShared},
+    {.pointer = "/batch/images", .kind = SettingKind::text, .fallback = "none", .flags = "--images",
+     .group = kBatchGroup, .help = "Images per sequence x patches of each, as 4x1024, for the model's vision encoder",
+     .details = "It is on the first stage, on its tensor ranks. Its tokens are part of the sequence.",
+     .reads = kSimulate | kPlan, .offers = kSimulate | kPlan, .refuses = kRun, .analytic = true,
+     .example = R"("4x1024")", .with = kEncoder},
+    {.pointer = "/batch/freeze_encoder", .kind = SettingKind::yes, .place = at<&Scenario::freeze_encoder>,
+     .fallback = "false", .flags = "--freeze-encoder", .group = kBatchGroup,
+     .help = "The vision encoder of --images is not trained", .reads = kSimulate | kPlan, .offers = kSimulate | kPlan,
+     .refuses = kRun, .analytic = true, .example = "true", .with = kEncoder},
     {.pointer = "/model", .kind = SettingKind::name, .fallback = "none", .flags = "--model", .group = kModelGroup,
      .help = "Model of the catalogue (llama3-8b, gpt3-175b, ...), or a model file: Hugging Face config.json or "
          "Megatron-style JSON; the flags of the model's shape describe a model instead",

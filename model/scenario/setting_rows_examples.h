@@ -1,7 +1,32 @@
-// What rows of the table of settings (setting_rows.cc) share: headings, and documents that examples need besides.
+// What rows of the table of settings (setting_rows.cc) share: places, headings, and documents that examples need
+// besides.
 #pragma once
 
+#include <type_traits>
+
+#include "model/scenario/scenario.h"
+#include "model/scenario/settings.h"
+
 namespace sluice::model {
+
+template <typename Member>
+SettingPlace place_of(Member& member) {
+  if constexpr (std::is_enum_v<Member>) {
+    return WordPlace{&member, [](void* at, int word) { *static_cast<Member*>(at) = static_cast<Member>(word); }};
+  } else {
+    return &member;
+  }
+}
+
+// The place of a member of a scenario, or of its training.
+template <auto Member>
+SettingPlace at(Scenario& scenario) {
+  if constexpr (std::is_invocable_v<decltype(Member), Training&>) {
+    return place_of(scenario.training.*Member);
+  } else {
+    return place_of(scenario.*Member);
+  }
+}
 
 // Headings in the help.
 inline constexpr const char *kScheduleGroup = "Schedule", *kParallelGroup = "Parallelism",
@@ -57,6 +82,7 @@ inline constexpr const char* kShared =
     R"("dynamic_cp": "fastest"}, "parallelism": {"dp": 4}})";
 inline constexpr const char* kManyDocuments =
     R"({"batch": {"global_batch": null, "microbatches": 32, "lengths": "lognormal:1000,1,4000,128"}})";
+inline constexpr const char* kEncoder = R"({"model": "qwen3-vl-8b", "batch": {"images": "2x1024"}})";
 inline constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
 inline constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
 inline constexpr const char* kOffloaded = R"({"parallelism": {"optimizer_cpu_offload": true}})";

@@ -99,6 +99,8 @@ class SizeKeys(TypedDict, total=False):
     microbatch_order: str
     dynamic_cp: str
     max_seqlen_per_dp_cp_rank: int
+    images: str
+    freeze_encoder: bool
     model: Union[str, os.PathLike[str], Mapping[str, Any]]
     mtp_num_layers: int
     num_layers: int

@@ -264,7 +264,8 @@ TEST(Models, EncodersThatAreLeftOutHaveTheirParameters) {
                        "m.json")
         .left_out;
   };
-  const std::string qwen = R"("depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
+  const std::string qwen =
+      R"("depth": 27, "num_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
       "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304, "out_hidden_size": )";
   EXPECT_EQ(left_out("new_vl", R"({"model_type": "qwen3_5", )" + qwen + "5120}"),
             "its vision encoder (460730096 parameters)");

@@ -1,0 +1,137 @@
+#include "model/blocks/encoder.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "model/blocks/kernel_parts.h"
+#include "model/blocks/layer.h"
+#include "model/blocks/stage_kernels.h"
+#include "model/errors.h"
+
+namespace sluice::model {
+namespace {
+
+// Weights of a merger, whose two GEMMs tensor parallelism splits.
+std::int64_t merger_elements(const Encoder& encoder) {
+  return encoder.merged_width() * (encoder.merged_width() + encoder.width);
+}
+
+BlockParameters of_layers(const Encoder& encoder, int tp) {
+  const BlockParameters each =
+      layer_parameters(encoder.layers.kind(0), encoder.layers.style(), {.tp = tp, .expert_ranks = 1});
+  return {.all = encoder.layers.layers * each.all, .linear = encoder.layers.layers * each.linear};
+}
+
+// Patches are projected, and groups of them merged, in 16 bits.
+void add_ends(const Encoder& encoder, const Training& training, OpKind kind, double rows, Kernels& out) {
+  using namespace kernel_parts;  // NOLINT(google-build-using-namespace)
+  const auto inputs = static_cast<double>(encoder.patch_inputs);
+  const auto hidden = static_cast<double>(encoder.layers.hidden);
+  const auto width = static_cast<double>(encoder.width);
+  const auto merged = static_cast<double>(encoder.merged_width());
+  const double inner = merged / training.tp;
+  const double groups = rows / static_cast<double>(encoder.merged);
+  if (kind == OpKind::F) out.push_back(gemm("projection of patches", rows, inputs, hidden));
+  if (kind == OpKind::W) {
+    out.push_back(weight_gemm("w projection of patches", rows, inputs, hidden, training.gradient_bytes));
+  }
+  for (int i = 0; i < encoder.mergers; ++i) {
+    if (kind == OpKind::F) {
+      out.push_back(memory("norm of patches", 4 * rows * hidden));
+      out.push_back(gemm("merger 1", groups, merged, inner));
+      out.push_back(memory("merger's activation", 4 * groups * inner));
+      out.push_back(gemm("merger 2", groups, inner, width));
+      if (training.tp > 1) out.push_back(all_reduce("all-reduce of merged patches", 2 * groups * width));
+    } else if (kind == OpKind::I) {
+      out.push_back(gemm("d merger 2", groups, width, inner, GemmPass::input_gradient));
+      out.push_back(memory("d merger's activation", 6 * groups * inner));
+      out.push_back(gemm("d merger 1", groups, inner, merged, GemmPass::input_gradient));
+      if (training.tp > 1) out.push_back(all_reduce("all-reduce of d patches", 2 * rows * hidden));
+      out.push_back(memory("d norm of patches", 6 * rows * hidden));
+    } else {
+      out.push_back(weight_gemm("w merger 1", groups, merged, inner, training.gradient_bytes));
+      out.push_back(weight_gemm("w merger 2", groups, inner, width, training.gradient_bytes));
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t encoder_parameters(const Encoder& encoder, int tp) {
+  return of_layers(encoder, tp).all + encoder.patch_inputs * encoder.layers.hidden +
+         encoder.mergers * merger_elements(encoder) / tp + encoder.other_parameters;
+}
+
+std::int64_t encoder_linear_parameters(const Encoder& encoder, int tp) { return of_layers(encoder, tp).linear; }
+
+double encoder_model_flops(const Encoder& encoder) {
+  const auto rows = static_cast<double>(encoder.patches);
+  const double ends =
+      2 * rows * static_cast<double>(encoder.patch_inputs * encoder.layers.hidden) +
+      2 * rows / static_cast<double>(encoder.merged) * static_cast<double>(encoder.mergers * merger_elements(encoder));
+  return encoder.images * (encoder.layers.layers * layer_model_flops(encoder.layers, encoder.patches) + ends);
+}
+
+EncoderKernels encoder_kernels(const Encoder& encoder, const Training& training, OpKind kind, const SliceShape& slice) {
+  EncoderKernels out;
+  if (slice.context > 0 || (kind != OpKind::F && (encoder.frozen || training.lora_rank > 0))) return out;
+  Training own = training;
+  own.lora_rank = 0;
+  // Causal attention after a prefix of half of the patches has as many pairs as attention to all.
+  const SliceShape images{
+      .sequences = slice.sequences * encoder.images, .tokens = encoder.patches, .context = encoder.patches / 2};
+  out.layer = layer_kernels(encoder.layers, own, kind, images);
+  add_ends(encoder, training, kind, static_cast<double>(images.rows()), out.ends);
+  return out;
+}
+
+void set_images(Model& model, const std::string& images, bool frozen, const std::string& place) {
+  model.encoder.reset();
+  if (images.empty() || images == "none") return;
+  constexpr std::int64_t kMost = 1 << 24;
+  const std::size_t cross = images.find('x');
+  std::int64_t count = 0;
+  std::int64_t patches = 0;
+  const auto read = [&](std::size_t begin, std::size_t end, std::int64_t& value) {
+    const auto [rest, error] = std::from_chars(images.data() + begin, images.data() + end, value);
+    return error == std::errc() && rest == images.data() + end && value >= 1 && value <= kMost;
+  };
+  if (cross == std::string::npos || !read(0, cross, count) || !read(cross + 1, images.size(), patches)) {
+    throw InputError(
+        fmt::format("{}: expected images per sequence x patches of each, as 4x1024, got \"{}\"", place, images));
+  }
+  if (model.vision == nullptr) {
+    throw InputError(
+        fmt::format("{}: {} has no vision encoder that is modeled (qwen3_vl, qwen3_5)", place, model.name));
+  }
+  auto used = std::make_shared<Encoder>(*model.vision);
+  if (patches % used->merged != 0) {
+    throw InputError(fmt::format("{}: expected a multiple of {} patches, which are merged to a token, got {}", place,
+                                 used->merged, patches));
+  }
+  used->images = static_cast<int>(count);
+  used->patches = patches;
+  used->frozen = frozen;
+  model.encoder = std::move(used);
+  model.left_out.clear();
+}
+
+void check_encoder(const Model& model, const Training& training) {
+  if (model.encoder == nullptr) return;
+  const auto fail = [&](const std::string& what) {
+    throw InputError(fmt::format("/batch/images: {}: {}", model.name, what));
+  };
+  if (training.cp > 1) fail("its encoder is not modeled with context parallelism: expected cp 1");
+  if (training.vocabulary_barriers > 0) fail("its encoder is not modeled with vocabulary parallelism");
+  if (training.work != Training::Work::training) fail("its encoder is not modeled in work without a backward");
+  if (model.encoder->layers.tensor_units % training.tp != 0) {
+    fail(fmt::format("tp {} does not divide the {} heads of its encoder", training.tp,
+                     model.encoder->layers.tensor_units));
+  }
+}
+
+}  // namespace sluice::model
