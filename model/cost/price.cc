@@ -36,11 +36,7 @@ class Pricing {
     prices.duration.resize(graph_.size());
     for (VertexId v = 0; v < graph_.size(); ++v) prices.duration[v] = duration(v);
     for (const Lane& lane : graph_.lanes()) {
-      prices.lane_latency.push_back(
-          lane.kind == LaneKind::link
-              ? from_seconds(cost_.transfer(lane.rank, lane.peer, 0).latency_s,
-                             fmt::format("latency from rank {} to rank {}", lane.rank, lane.peer))
-              : Duration{0});
+      prices.lane_latency.push_back(lane.kind == LaneKind::link ? latency(lane) : Duration{0});
     }
     prices.sharing = sharing != nullptr ? *sharing : sharing_of_links();
     check_total(graph_, prices);
@@ -139,9 +135,17 @@ class Pricing {
     error.check("the ops");
   }
 
+  static bool in_range(double seconds) { return seconds >= 0.0 && seconds <= 1e8; }
+
   Duration rounded(double seconds, VertexId v) const {
-    if (!(seconds >= 0.0 && seconds <= 1e8)) return from_seconds(seconds, graph_.name(v));  // throws, naming the op
+    if (!in_range(seconds)) return from_seconds(seconds, graph_.name(v));  // throws, naming the op
     return from_seconds(seconds, "op");
+  }
+
+  Duration latency(const Lane& lane) const {
+    const double seconds = cost_.transfer(lane.rank, lane.peer, 0).latency_s;
+    if (in_range(seconds)) return from_seconds(seconds, "latency");
+    return from_seconds(seconds, fmt::format("latency from rank {} to rank {}", lane.rank, lane.peer));
   }
 
   const OpGraph& graph_;

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
+#include <numeric>
 #include <utility>
 
 #include "model/cluster/placement.h"
 #include "model/cost/collectives.h"
+#include "model/to_size.h"
 
 namespace sluice::model {
 namespace {
@@ -23,13 +24,35 @@ double ring_speed(const Cluster& cluster, const Placement& placement, const Reac
   return std::min(1.0, ring / (link.bandwidth_bytes_per_s * link.transfer_efficiency));
 }
 
+// Returns the columns with several links, of `flows` in the order of links; of equal neighbors only one. `ends`: the
+// number of flows by resource.
+std::vector<Column> columns_of_several(std::span<const std::pair<std::size_t, int>> flows,
+                                       std::vector<std::size_t> ends) {
+  std::exclusive_scan(ends.begin(), ends.end(), ends.begin(), std::size_t{0});
+  std::vector<int> links(flows.size());  // by resource
+  for (const auto& [resource, link] : flows) links[ends[resource]++] = link;
+  std::vector<Column> out;
+  Column column;
+  std::size_t begin = 0;
+  for (const std::size_t end : ends) {
+    column.clear();
+    for (; begin < end; ++begin) {
+      if (column.empty() || column.back().first != links[begin]) column.emplace_back(links[begin], 0);
+      ++column.back().second;
+    }
+    if (column.size() > 1 && (out.empty() || out.back() != column)) out.push_back(column);
+  }
+  return out;
+}
+
 }  // namespace
 
 LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster, const Placement& placement) {
   LinkSharing out;
   if (cluster.intra_node.sharing == Sharing::none && cluster.inter_node.sharing == Sharing::none) return out;
   out.links.resize(links.size());
-  std::map<std::int64_t, Column> columns;  // ports and cards, by kind, direction and location
+  std::vector<std::pair<std::size_t, int>> loads;  // of links, each at a port or card: kind, direction and location
+  std::vector<std::size_t> ends;                   // by port or card: the number of flows, of all up to it below
   for (int i = 0; i < std::ssize(links); ++i) {
     const auto [from, to] = links[i];
     const bool collective = from == to;
@@ -45,10 +68,11 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
     } else if (of_node)
       link.speed = 1.0 / placement.senders_per_node(from, to);
     const auto load = [&](int world_rank, bool incoming) {
-      const std::int64_t place = of_node ? placement.node_of(world_rank) : world_rank;
-      Column& column = columns[4 * place + (inside ? 2 : 0) + (incoming ? 1 : 0)];
-      if (column.empty() || column.back().first != i) column.emplace_back(i, 0);
-      ++column.back().second;
+      const std::size_t place = to_size(of_node ? placement.node_of(world_rank) : world_rank);
+      const std::size_t resource = 4 * place + (inside ? 2 : 0) + (incoming ? 1 : 0);
+      if (resource >= ends.size()) ends.resize(resource + 1, 0);
+      ++ends[resource];
+      loads.emplace_back(resource, i);
     };
     for (int replica = 0; replica < placement.replicas(); ++replica) {
       const int sender = placement.world_rank(from, replica);
@@ -58,10 +82,7 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
       load(receiver, true);
     }
   }
-  std::vector<Column> kept;
-  for (auto& [place, column] : columns) {
-    if (column.size() > 1) kept.push_back(std::move(column));
-  }
+  std::vector<Column> kept = columns_of_several(loads, std::move(ends));
   std::sort(kept.begin(), kept.end());
   kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
   for (const Column& column : kept) {

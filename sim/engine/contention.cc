@@ -11,6 +11,7 @@ namespace sluice::sim {
 namespace {
 
 constexpr LaneId kNoLane = -1;
+constexpr Duration kUnknown = Duration::min();
 
 // Part of a transfer's lane time during which its bytes move; the rest follows.
 Duration on_wire(const SharedLink& link, Duration takes) {
@@ -31,22 +32,25 @@ int link_of(const OpGraph& graph, const LinkSharing& sharing, const Vertex& vert
 // at a vertex with an unknown dependency, which wakes it later, and at a transfer on a shared link until that ends.
 // Repetition c of a vertex depends on repetition c of its dependencies. Ranks are never two repetitions apart: the
 // first stage continues only after all forwards, backwards and transfers, and everything else follows it. Hence two
-// times per vertex suffice.
+// times per vertex suffice. Without repetitions, a time that is not known yet is kUnknown, and nothing is counted.
+template <bool Repeats>
 class ContendedRun {
  public:
   ContendedRun(const OpGraph& graph, const Prices& prices, int copies, bool steps)
       : graph_(graph),
         prices_(prices),
         vertices_(graph.vertices()),
+        num_links_(num_links(graph)),
         first_link_(2 * graph.schedule().num_ranks()),
         copies_(copies),
         links_(prices.sharing),
         lanes_(graph.lanes().size()),
-        times_done_(graph.size(), 0),
-        done_(copies > 1 ? 2 * std::size_t{graph.size()} : graph.size()) {
+        times_done_(Repeats ? graph.size() : 0, 0),
+        done_((Repeats ? 2 : 1) * std::size_t{graph.size()}, kUnknown) {
     list_vertices(steps);
+    find_links();
     for (const LaneState& lane : lanes_) busy_lanes_ += lane.count > 0 ? 1 : 0;
-    if (copies > 1) {
+    if constexpr (Repeats) {
       copy_ends_.resize(copies);
       lanes_through_.assign(copies, 0);
     }
@@ -67,8 +71,7 @@ class ContendedRun {
   bool step() {
     const int link = links_.next_end();
     if (link < 0) return false;
-    const int links = num_links(graph_);
-    const LaneId lane = link < links ? first_link_ + link : graph_.collective_lane(link - links);
+    const LaneId lane = link < num_links_ ? first_link_ + link : graph_.collective_lane(link - num_links_);
     LaneState& state = lanes_[lane];
     resolve(lane, order_[state.first + state.position], links_.began(link), links_.now() + state.off_wire);
     advance(lane);
@@ -76,6 +79,7 @@ class ContendedRun {
     return true;
   }
 
+  bool slowed() const { return links_.slowed(); }
   int complete_copies() const { return complete_copies_; }
   const LaneTimes& copy_end(int copy) const { return copy_ends_[copy]; }
   std::vector<Duration>&& take_done() { return std::move(done_); }
@@ -88,6 +92,7 @@ class ContendedRun {
     int copy = 0;
     Duration free{};
     Duration off_wire{};  // rest of the current transfer after its bytes have moved
+    int link = -1;        // in `sharing.links`; -1: its vertices share nothing
     // Linked list of the lanes that wait for a vertex of this one; and the vertex that this one waits for.
     LaneId first_waiter = kNoLane;
     LaneId next_waiter = kNoLane;
@@ -95,7 +100,8 @@ class ContendedRun {
   };
 
   // When the result of the vertex is available, in repetition `copy`.
-  Duration& done(VertexId v, int copy) { return done_[copies_ > 1 && copy % 2 == 1 ? graph_.size() + v : v]; }
+  Duration& done(VertexId v, int copy) { return done_[Repeats && copy % 2 == 1 ? graph_.size() + v : v]; }
+  bool is_done(VertexId v, int copy) const { return Repeats ? times_done_[v] > copy : done_[v] != kUnknown; }
 
   void list_vertices(bool steps) {
     const auto listed = [&](const Vertex& vertex) {
@@ -111,11 +117,21 @@ class ContendedRun {
     for (VertexId v = 0; v < graph_.size(); ++v) {
       if (listed(vertices_[v])) {
         order_[lanes_[vertices_[v].lane].position++] = v;
-      } else {
+      } else if constexpr (Repeats) {
         times_done_[v] = static_cast<std::uint16_t>(copies_);  // nothing waits for what is omitted
       }
     }
     for (LaneState& lane : lanes_) lane.position = 0;
+  }
+
+  // All transfers of a lane are on its link, and the data-parallel collectives of a rank on that of the rank.
+  void find_links() {
+    const int ranks = graph_.schedule().num_ranks();
+    const auto set_link = [&](LaneId lane, int link) {
+      if (link < std::ssize(prices_.sharing.links) && links_.shares(link)) lanes_[lane].link = link;
+    };
+    for (int link = 0; link < num_links_; ++link) set_link(first_link_ + link, link);
+    for (int rank = 0; rank < ranks; ++rank) set_link(graph_.collective_lane(rank), num_links_ + rank);
   }
 
   void advance_ready() {
@@ -135,7 +151,7 @@ class ContendedRun {
       Duration start = state.free;
       // The first dependency of a transfer is its data, then come the queues; the last is the order on its lane.
       for (const VertexId need : transfer ? graph_.needs(v).first(1 + vertices_[v].extra) : graph_.needs(v)) {
-        if (times_done_[need] <= state.copy) {
+        if (!is_done(need, state.copy)) {
           LaneState& there = lanes_[vertices_[need].lane];
           state.awaited = need;
           state.next_waiter = there.first_waiter;
@@ -145,12 +161,11 @@ class ContendedRun {
         start = std::max(start, done(need, state.copy));
       }
       const Duration takes = prices_.duration[v];
-      const int link = link_of(graph_, prices_.sharing, vertices_[v]);
-      if (link >= 0 && links_.shares(link)) {
-        const Duration wire = on_wire(prices_.sharing.links[to_size(link)], takes);
+      if (state.link >= 0 && (transfer || is_data_collective(graph_, vertices_[v]))) {
+        const Duration wire = on_wire(prices_.sharing.links[to_size(state.link)], takes);
         if (wire > Duration{0}) {
           state.off_wire = takes - wire;
-          links_.add(link, start, wire, tie(lane, state.copy, v));
+          links_.add(state.link, start, wire, tie(lane, state.copy, v));
           return;
         }
       }
@@ -169,7 +184,7 @@ class ContendedRun {
     LaneState& state = lanes_[lane];
     if (start_ != nullptr) (*start_)[v] = start;
     done(v, state.copy) = end + prices_.lane_latency[lane];
-    ++times_done_[v];
+    if constexpr (Repeats) ++times_done_[v];
     state.free = end;
     if (vertices_[v].kind == VertexKind::collective) {
       for (const int rank : graph_.collective(vertices_[v]).ranks) {
@@ -191,7 +206,7 @@ class ContendedRun {
 
   void end_copy(LaneId lane) {
     LaneState& state = lanes_[lane];
-    if (copies_ > 1) {
+    if constexpr (Repeats) {
       LaneTimes& ends = copy_ends_[state.copy];
       if (ends.empty()) ends.resize(lanes_.size());
       ends[lane] = state.free;
@@ -204,6 +219,7 @@ class ContendedRun {
   const OpGraph& graph_;
   const Prices& prices_;
   std::span<const Vertex> vertices_;
+  int num_links_;
   LaneId first_link_;
   int copies_;
   SharedLinks links_;
@@ -221,12 +237,13 @@ class ContendedRun {
 
 }  // namespace
 
-Timeline simulate_contended(const OpGraph& graph, const Prices& prices) {
+Timeline simulate_contended(const OpGraph& graph, const Prices& prices, bool* slowed) {
   Timeline timeline;
-  ContendedRun run(graph, prices, 1, true);
+  ContendedRun<false> run(graph, prices, 1, true);
   run.begin(&timeline.start);
   while (run.step()) {
   }
+  if (slowed != nullptr) *slowed = run.slowed();
   timeline.end = run.take_done();
   timeline.lane_latency = prices.lane_latency;
   // A timeline has the time at which a transfer leaves its lanes, the run that of its arrival.
@@ -236,7 +253,7 @@ Timeline simulate_contended(const OpGraph& graph, const Prices& prices) {
 
 void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
                       const std::function<bool(const std::vector<LaneTimes>&)>& enough) {
-  ContendedRun run(graph, prices, std::max(2, times), false);
+  ContendedRun<true> run(graph, prices, std::max(2, times), false);
   run.begin(nullptr);
   std::vector<LaneTimes> ends;
   bool more = true;

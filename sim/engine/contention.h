@@ -15,8 +15,9 @@ namespace sluice::sim {
 // addition, a transfer occupies its lane until all its bytes have moved at the rates that concurrent transfers leave
 // it, and a queued transfer starts only when its resources are free. Data-parallel collectives on shared ports or cards
 // are such transfers too, from one rank to itself. Only the starts and ends of such transfers are
-// events; all other times follow from them without one. Precondition: `prices` belong to `graph`.
-Timeline simulate_contended(const OpGraph& graph, const Prices& prices);
+// events; all other times follow from them without one. Sets `slowed`, if not null, to whether any transfer was slowed
+// down or queued. Precondition: `prices` belong to `graph`.
+Timeline simulate_contended(const OpGraph& graph, const Prices& prices, bool* slowed = nullptr);
 
 // Likewise, but each rank repeats its list up to `times` times without a barrier, and collectives and optimizer steps
 // are omitted. Whenever another repetition is complete on all lanes, calls `enough` with the lane times at the end of

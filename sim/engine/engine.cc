@@ -6,9 +6,17 @@
 namespace sluice::sim {
 
 Timeline simulate(const OpGraph& graph, const Prices& prices) {
-  Timeline timeline = simulate_unshared(graph, prices);
-  if (prices.sharing.empty() || !contends(graph, prices, timeline)) return timeline;
-  return simulate_contended(graph, prices);
+  bool contend = false;
+  return simulate(graph, prices, contend);
+}
+
+Timeline simulate(const OpGraph& graph, const Prices& prices, bool& contend) {
+  if (prices.sharing.empty() || !contend) {
+    Timeline timeline = simulate_unshared(graph, prices);
+    contend = !prices.sharing.empty() && contends(graph, prices, timeline);
+    if (!contend) return timeline;
+  }
+  return simulate_contended(graph, prices, &contend);
 }
 
 Timeline simulate_unshared(const OpGraph& graph, const Prices& prices) {

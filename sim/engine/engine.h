@@ -12,6 +12,10 @@ namespace sluice::sim {
 // queue, unless transfers contend for shared links (contention.h). Precondition: `prices` belong to `graph`.
 Timeline simulate(const OpGraph& graph, const Prices& prices);
 
+// The same timeline. `contend` is whether transfers are expected to contend, which then need not be found out first; it
+// is set to whether they do.
+Timeline simulate(const OpGraph& graph, const Prices& prices, bool& contend);
+
 // Likewise, as if links shared nothing.
 Timeline simulate_unshared(const OpGraph& graph, const Prices& prices);
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <tuple>
+
+#include "model/to_size.h"
 
 namespace sluice::sim {
 namespace {
@@ -14,19 +17,38 @@ constexpr double kNanosecond = 1e-6;     // tolerance of a whole number of nanos
 }  // namespace
 
 Agenda::Agenda(int slots) {
-  while (leaves_ < static_cast<std::size_t>(std::max(1, slots))) leaves_ *= 2;
-  times_.assign(leaves_, kNever);
-  winner_.assign(2 * leaves_, 0);
-  for (std::size_t i = 0; i < leaves_; ++i) winner_[leaves_ + i] = static_cast<int>(i);
-  for (std::size_t node = leaves_ - 1; node >= 1; --node) winner_[node] = winner_[2 * node];
+  for (std::size_t nodes = to_size(std::max(1, slots)); nodes > 1 || levels_.empty();) {
+    nodes = (nodes + kChildren - 1) / kChildren;
+    levels_.push_back(times_.size());
+    times_.resize(times_.size() + nodes * kChildren, kNever);
+  }
+  firsts_.assign(times_.size(), 0);
+  std::iota(firsts_.begin(), firsts_.begin() + slots, 0);
 }
 
 void Agenda::set(int slot, Duration when) {
-  times_[slot] = when;
-  for (std::size_t node = (leaves_ + static_cast<std::size_t>(slot)) / 2; node >= 1; node /= 2) {
-    const int left = winner_[2 * node];
-    const int right = winner_[2 * node + 1];
-    winner_[node] = times_[right] < times_[left] ? right : left;
+  auto node = to_size(slot);
+  times_[node] = when;
+  for (std::size_t level = 0; level < levels_.size(); ++level) {
+    node /= kChildren;
+    const std::size_t begin = levels_[level] + node * kChildren;
+    // Values, not references, so that the compiler selects instead of branching.
+    std::int64_t time = times_[begin].count();
+    std::size_t least = 0;
+    for (std::size_t child = 1; child < kChildren; ++child) {
+      const std::int64_t other = times_[begin + child].count();
+      const bool earlier = other < time;
+      time = earlier ? other : time;
+      least = earlier ? child : least;
+    }
+    const int first = firsts_[begin + least];
+    if (level + 1 == levels_.size()) {
+      first_time_ = Duration{time};
+      first_ = first;
+    } else {
+      times_[levels_[level + 1] + node] = Duration{time};
+      firsts_[levels_[level + 1] + node] = first;
+    }
   }
 }
 
@@ -37,7 +59,7 @@ SharedLinks::SharedLinks(const LinkSharing& sharing)
       agenda_(static_cast<int>(sharing.links.size())),
       seen_(sharing.links.size(), 0) {
   for (int i = 0; i < std::ssize(links_); ++i) {
-    for (const ResourceUse& use : link(i).uses) resource(use).links.push_back(i);
+    for (const ResourceUse& use : link(i).uses) resource(use).sharers.push_back({i, use.share});
   }
   changed_.reserve(2 * links_.size());
   waiting_.reserve(links_.size());
@@ -56,13 +78,16 @@ int SharedLinks::next_end() {
     if (agenda_.first_time() == Agenda::kNever) return -1;
     const int first = agenda_.first();
     now_ = agenda_.first_time();
-    agenda_.set(first, Agenda::kNever);
     if (flow(first).state == State::coming) {
       come(first);
       continue;
     }
+    agenda_.set(first, Agenda::kNever);
     flow(first).state = State::idle;
-    for (const ResourceUse& use : link(first).uses) --resource(use).moving;
+    for (const ResourceUse& use : link(first).uses) {
+      --resource(use).moving;
+      rates_changed_ = rates_changed_ || resource(use).oversubscribed;
+    }
     if (link(first).policy == Sharing::queue) {
       queue_changed_ = true;
     } else {
@@ -72,12 +97,27 @@ int SharedLinks::next_end() {
   }
 }
 
+// The fraction of its capacity that the transfers on a resource use at full speed.
+double SharedLinks::demand(const Resource& of) const {
+  double sum = 0;
+  for (const auto& [other, share] : of.sharers) sum += flows_[other].state == State::moving ? share : 0;
+  return sum;
+}
+
+// A fair transfer that leaves no resource oversubscribed has full speed and slows down nothing, whatever else begins or
+// ends now: what oversubscribes a resource later has all rates recomputed.
 void SharedLinks::come(int i) {
   if (link(i).policy != Sharing::queue) {
-    begin(i);
     changed_.push_back(i);
+    if (begin(i)) {
+      set_rate(i, 1);
+    } else {
+      agenda_.set(i, Agenda::kNever);
+      rates_changed_ = true;
+    }
     return;
   }
+  agenda_.set(i, Agenda::kNever);
   flow(i).state = State::waiting;
   const auto key = [&](int waiting) { return std::tuple(flow(waiting).came, flow(waiting).order, waiting); };
   waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), i, [&](int a, int b) { return key(a) < key(b); }),
@@ -85,18 +125,27 @@ void SharedLinks::come(int i) {
   queue_changed_ = true;
 }
 
-void SharedLinks::begin(int i) {
+// Returns whether no resource of the link is oversubscribed.
+bool SharedLinks::begin(int i) {
   flow(i).state = State::moving;
   flow(i).began = now_;
-  for (const ResourceUse& use : link(i).uses) ++resource(use).moving;
+  bool free = true;
+  for (const ResourceUse& use : link(i).uses) {
+    Resource& used = resource(use);
+    ++used.moving;
+    free = free && !used.oversubscribed && (used.moving == 1 || demand(used) <= 1 + kCapacityNoise);
+  }
+  return free;
 }
 
 void SharedLinks::settle() {
   if (queue_changed_) admit();
   queue_changed_ = false;
-  if (changed_.empty()) return;
-  find_affected();
-  share_fairly();
+  if (rates_changed_) {
+    find_affected();
+    share_fairly();
+  }
+  rates_changed_ = false;
   changed_.clear();
 }
 
@@ -114,6 +163,7 @@ void SharedLinks::admit() {
       set_rate(i, 1);
       continue;
     }
+    slowed_ = true;
     for (const ResourceUse& use : uses) resource(use).seen = stamp_;
     waiting_[kept++] = i;
   }
@@ -128,13 +178,8 @@ void SharedLinks::find_affected() {
   for (const int i : changed_) {
     for (const ResourceUse& use : link(i).uses) {
       Resource& changed = resource(use);
-      double demand = 0;
-      for (const int other : changed.links) {
-        if (flow(other).state != State::moving) continue;
-        for (const ResourceUse& its : link(other).uses) demand += its.resource == use.resource ? its.share : 0;
-      }
       const bool before = changed.oversubscribed;
-      changed.oversubscribed = demand > 1 + kCapacityNoise;
+      changed.oversubscribed = demand(changed) > 1 + kCapacityNoise;
       if (before || changed.oversubscribed) gather(changed);
     }
   }
@@ -151,7 +196,7 @@ void SharedLinks::find_affected() {
 void SharedLinks::gather(Resource& from) {
   if (from.seen == stamp_) return;
   from.seen = stamp_;
-  for (const int i : from.links) {
+  for (const auto& [i, share] : from.sharers) {
     std::uint64_t& seen = seen_[i];
     if (flow(i).state != State::moving || seen == stamp_) continue;
     seen = stamp_;
@@ -209,6 +254,7 @@ void SharedLinks::share_fairly() {
 
 void SharedLinks::set_rate(int i, double rate) {
   Flow& moving = flow(i);
+  slowed_ = slowed_ || rate < 1;
   if (moving.rate == 0) {
     moving.left = static_cast<double>(moving.work.count());
   } else {

@@ -10,27 +10,32 @@
 namespace sluice::sim {
 
 // The time of the next event, or none, of each of a fixed number of slots, with constant-time access to the earliest.
-// Ties go to the lower slot. A tournament tree: `set` walks once to the root and does not allocate.
+// Ties go to the lower slot. A tournament tree whose nodes have eight children, with few branches that depend on times:
+// `set` walks once to the root and does not allocate.
 class Agenda {
  public:
   static constexpr Duration kNever = Duration::max();
 
   explicit Agenda(int slots);
   void set(int slot, Duration when);
-  int first() const { return winner_[1]; }
-  Duration first_time() const { return times_[first()]; }
+  int first() const { return first_; }
+  Duration first_time() const { return first_time_; }
 
  private:
-  std::size_t leaves_ = 1;
-  std::vector<Duration> times_;  // by slot
-  std::vector<int> winner_;      // by node of the tree, whose root is 1
+  static constexpr std::size_t kChildren = 8;
+
+  std::vector<Duration> times_;      // by level, slots first: the earliest time below each node
+  std::vector<int> firsts_;          // likewise: its slot
+  std::vector<std::size_t> levels_;  // where each begins
+  int first_ = 0;
+  Duration first_time_ = kNever;
 };
 
 // The state over time of links that share resources: at most one transfer per link, and the rates of the transfers.
 // Fair rates are max-min fair in bytes, each bounded by the full speed of its link. When a transfer begins or ends,
 // rates are recomputed only for the transfers that are connected to it through oversubscribed resources. An end is
 // rounded up to whole nanoseconds, less a millionth of one for floating-point error. A transfer that is never slowed
-// down takes exactly its work. Does not allocate after construction.
+// down takes exactly its work. Does not allocate after construction. `sharing` must outlive this.
 class SharedLinks {
  public:
   explicit SharedLinks(const LinkSharing& sharing);
@@ -49,6 +54,8 @@ class SharedLinks {
   Duration began(int link) const { return flows_[link].began; }  // after any queue
   // The latest rate of the link's last transfer as a fraction of full speed; 0 before it began.
   double rate(int link) const { return flows_[link].rate; }
+  // Whether a transfer has been slowed down or has waited in a queue.
+  bool slowed() const { return slowed_; }
 
  private:
   enum class State : std::uint8_t { idle, coming, waiting, moving };
@@ -63,8 +70,12 @@ class SharedLinks {
     double wanted = 0;  // of `share_fairly`; 0: not yet known
     std::uint64_t order = 0;
   };
+  struct Sharer {
+    int link = 0;
+    double share = 1;
+  };
   struct Resource {
-    std::vector<int> links;       // that use it
+    std::vector<Sharer> sharers;
     int moving = 0;               // transfers
     bool oversubscribed = false;  // fair: the demand at full speed exceeds the capacity
     std::uint64_t seen = 0;       // stamp
@@ -75,8 +86,9 @@ class SharedLinks {
   const SharedLink& link(int i) const { return links_[i]; }
   Resource& resource(const ResourceUse& use) { return resources_[static_cast<std::size_t>(use.resource)]; }
 
+  double demand(const Resource& of) const;
   void come(int link);
-  void begin(int link);
+  bool begin(int link);
   void settle();
   void admit();
   void find_affected();
@@ -84,7 +96,7 @@ class SharedLinks {
   void share_fairly();
   void set_rate(int link, double rate);
 
-  std::vector<SharedLink> links_;
+  const std::vector<SharedLink>& links_;
   std::vector<Flow> flows_;  // by link
   std::vector<Resource> resources_;
   Agenda agenda_;  // by link: the arrival or the end of its transfer
@@ -94,7 +106,9 @@ class SharedLinks {
   std::vector<int> changed_;         // links whose transfer began or ended now
   std::vector<int> waiting_;         // of queues, first come first
   std::vector<int> affected_;        // links whose rates are recomputed
+  bool rates_changed_ = false;       // possibly, by `changed_`
   bool queue_changed_ = false;
+  bool slowed_ = false;
 };
 
 }  // namespace sluice::sim

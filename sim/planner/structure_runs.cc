@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/batch_setup.h"
@@ -66,10 +67,19 @@ std::int64_t StructureRuns::num_ops() const {
   return sum;
 }
 
+// The first level at which not more than half of the runs, or one, became no steady state.
+std::size_t StructureRuns::first_level() const {
+  const auto promising = [](const auto& level) { return 2 * level->failures <= level->runs + 1; };
+  return to_size(std::find_if(levels_.begin(), levels_.end(), promising) - levels_.begin());
+}
+
 StructureRuns::Level& StructureRuns::level(std::size_t index) {
   while (levels_.size() <= index) {
-    const int kept =
-        levels_.empty() ? kept_microbatches(params_) : 2 * levels_.back()->brief.schedule.num_microbatches();
+    // Groups mostly become periodic a few groups after the first level that repeats.
+    constexpr std::size_t kSmallSteps = 2;
+    const int last = levels_.empty() ? 0 : levels_.back()->brief.schedule.num_microbatches();
+    const int more = levels_.size() <= kSmallSteps ? std::max(params_.ranks, last / 5) : last;
+    const int kept = levels_.empty() ? kept_microbatches(params_) : last + more;
     auto brief = family_.asynchronous ? std::nullopt : shorten(family_, params_, kept);
     if (!brief) brief.emplace(ShortSchedule{.schedule = make_schedule(family_, params_)});
     levels_.push_back(std::make_unique<Level>(std::move(*brief)));
@@ -188,8 +198,7 @@ PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
     return run_as_predicted(scenario);
   }
   const double sequences = static_cast<double>(params_.microbatches) * scenario.shape.sequences * scenario.training.dp;
-  // Configurations of a structure mostly become periodic after as many microbatches as the one before.
-  for (std::size_t index = last_level_ > 0 ? last_level_ - 1 : 0;; ++index) {
+  for (std::size_t index = first_level();; ++index) {
     Level& of = level(index);
     of.brief.schedule.resize({scenario.shape});
     const ScenarioCosts costs(scenario, of.brief.schedule, nullptr, prices_);
@@ -210,12 +219,13 @@ PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
       out.needed_bytes = std::numeric_limits<std::int64_t>::max();
       return out;
     }
-    const Timeline timeline = simulate(graph, prices);
+    const Timeline timeline = simulate(graph, prices, contend_);
     auto more = run.steady->extension(prices, timeline);
     const bool extrapolated = !more && graph.size() > kMostVertices;
     if (extrapolated) more = run.steady->estimate(prices, timeline);
+    ++of.runs;
+    of.failures += more ? 0 : 1;
     if (!more) continue;
-    last_level_ = index;
     PlanResult out{.status = PlanStatus::simulated, .extrapolated = extrapolated};
     Duration busy{0};
     for (VertexId v = 0; v < graph.size(); ++v) {

@@ -81,6 +81,8 @@ class StructureRuns {
   struct Level {
     explicit Level(ShortSchedule schedule) : brief(std::move(schedule)) {}
     ShortSchedule brief;
+    std::int64_t runs = 0;
+    std::int64_t failures = 0;  // of these, to become periodic
     std::map<OptionsKey, std::unique_ptr<Lowered>> graphs;
   };
 
@@ -95,6 +97,7 @@ class StructureRuns {
   std::unique_ptr<Sketch> lengthened_sketch() const;
   // A longer schedule for each index, the last being the whole one.
   Level& level(std::size_t index);
+  std::size_t first_level() const;
   Lowered& lowered(Level& of, const ScenarioCosts& costs);
   PlanResult assess_whole(const Scenario& scenario) const;
   PlanResult run_as_predicted(const Scenario& scenario) const;
@@ -107,7 +110,7 @@ class StructureRuns {
   PriceStore prices_;
   std::map<std::tuple<int, int, int, bool>, LinkSharing> sharing_;  // by tp, cp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
-  std::size_t last_level_ = 0;  // of the last run
+  bool contend_ = false;  // transfers of the last run
 };
 
 }  // namespace sluice::sim

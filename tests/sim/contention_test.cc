@@ -117,6 +117,9 @@ TEST(Contention, EqualsTheSweepWithoutContention) {
       ASSERT_EQ(timeline.start, expected.start);
       ASSERT_EQ(timeline.end, expected.end);
       ASSERT_EQ(timeline.lane_latency, expected.lane_latency);
+      bool contend = true;
+      ASSERT_EQ(simulate(graph, prices, contend).end, expected.end);
+      ASSERT_FALSE(contend);
     }
   });
   EXPECT_GT(count, small_scope() ? 200 : 1000);
