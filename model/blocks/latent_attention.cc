@@ -90,10 +90,14 @@ LatentAttentionBlock::LatentSizes LatentAttentionBlock::sizes(const Training& tr
           .gate = options_.gate ? core_.output(tp) : 0};
 }
 
-// Queries are read and written; of keys one part is read and all written; values are read and written.
-double LatentAttentionBlock::joined_bytes(const Sizes& s, const LatentSizes& l) const {
+// Queries are read and written, or the part of them that is rotated; of keys one part is read and all written; values
+// are read and written.
+void LatentAttentionBlock::add_joined_heads(std::string_view name, const BlockCall& call, const LatentSizes& l,
+                                            Kernels& out) const {
+  const bool fused = options_.rotary && call.training.fused_latent_rotary;
+  const double queries = fused ? l.query - l.nope : l.query;
   const double keys = l.key_value - l.output;
-  return 2 * s.rows * (2 * l.query + l.nope + keys + 2 * l.output);
+  out.push_back(memory(name, 2 * call.sizes.rows * (2 * queries + l.nope + keys + 2 * l.output), fused ? 2 : 5));
 }
 
 void LatentAttentionBlock::add_attention(OpKind kind, const BlockCall& call, Kernels& out) const {
@@ -132,7 +136,7 @@ void LatentAttentionBlock::add_forward(const BlockCall& call, Kernels& out) cons
   add_linear(out, training, "Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, l.query, Source::norm);
   repeat_with(RecomputeModule::up_projection, out, out.size() - 1);
   add_linear(out, training, "KV up", s.rows, l.key_value_rank, l.up, Source::norm);
-  out.push_back(memory(options_.rotary ? "rotary, joined heads" : "joined heads", joined_bytes(s, l), 5));
+  add_joined_heads(options_.rotary ? "rotary, joined heads" : "joined heads", call, l, out);
   repeat_with(RecomputeModule::up_projection, out, out.size() - 2);
   add_prefix(call, l, out);
   if (options_.indexer) {
@@ -166,7 +170,7 @@ void LatentAttentionBlock::add_input_gradient(const BlockCall& call, Kernels& ou
   if (options_.indexer) {
     options_.indexer->add_kernels(core_, static_cast<double>(query_source()), OpKind::I, call, out);
   }
-  out.push_back(memory(options_.rotary ? "d rotary, joined heads" : "d joined heads", joined_bytes(s, l), 5));
+  add_joined_heads(options_.rotary ? "d rotary, joined heads" : "d joined heads", call, l, out);
   add_linear_gradient(out, training, "d KV up", s.rows, l.up, l.key_value_rank);
   const double queries = l.query_rank > 0 ? l.query_rank : s.hidden;
   add_linear_gradient(out, training, "d Q up", s.rows, l.query, queries);

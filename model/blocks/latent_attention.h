@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string_view>
 
 #include "model/blocks/indexer.h"
 #include "model/workload/transformer.h"
@@ -57,7 +58,7 @@ class LatentAttentionBlock : public Block {
   void add_forward(const BlockCall& call, Kernels& out) const;
   void add_input_gradient(const BlockCall& call, Kernels& out) const;
   void add_weight_gradient(const BlockCall& call, Kernels& out) const;
-  double joined_bytes(const Sizes& s, const LatentSizes& l) const;
+  void add_joined_heads(std::string_view name, const BlockCall& call, const LatentSizes& l, Kernels& out) const;
 
   LatentAttentionOptions options_;
   AttentionCore core_;

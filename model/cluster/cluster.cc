@@ -294,6 +294,7 @@ Software software_from_json(JsonReader reader) {
   software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
   software.grouped_kernels = choice_or(reader, "grouped_kernels", false);
   software.fused_host_adam = choice_or(reader, "fused_host_adam", true);
+  software.fused_latent_rotary = choice_or(reader, "fused_latent_rotary", false);
   software.step_s = constant_or(reader, "step_s", 0, 100, 0);
   reader.string_or("source", "");
   reader.finish();

@@ -155,9 +155,10 @@ struct Software {
   double gemm_speed = 1;
   double attention_speed = 1;
   double memory_speed = 1;
-  bool blocking_transfers = false;  // a rank does not compute while it sends
-  bool grouped_kernels = false;     // the GEMMs of all experts of a layer are one launch; else a GEMM and a cast each
-  bool fused_host_adam = true;      // Adam on the host passes over its tensors once; else as PyTorch's, op by op
+  bool blocking_transfers = false;   // a rank does not compute while it sends
+  bool grouped_kernels = false;      // the GEMMs of all experts of a layer are one launch; else a GEMM and a cast each
+  bool fused_host_adam = true;       // Adam on the host passes over its tensors once; else as PyTorch's, op by op
+  bool fused_latent_rotary = false;  // see Training
   double step_s = 0;  // per iteration, outside the optimizer's kernels (overflow checks, logging, next batch)
 };
 

@@ -20,13 +20,17 @@ int AnalyticCost::launches(const std::vector<KernelCall>& calls) const {
 
 double AnalyticCost::issue_s(const KernelCall& call) const {
   if (!call.launched()) return 0;
-  // Of the host's time of an exchange, its call; the rest launches the router's kernels, which graphs may contain.
-  constexpr double kCall = 0.6;
+  // Of the host's time of an exchange, its calls; the rest launches the router's kernels, which graphs may contain.
+  // With NCCL's all-to-all, dispatch and combine call seven autograd functions of Megatron-LM's token_dispatcher.py
+  // (permute, all-to-alls of tokens and probabilities, sort of chunks; sort, all-to-all, unpermute), with DeepEP four.
+  constexpr double kCalls = 0.6;
+  constexpr double kAllToAllCalls = 7.0 / 4;
   double each = call.group > 0 ? software_.expert_issue_s : software_.issue_s;
   if (call.kind == KernelClass::expert_all_to_all) {
     const bool captured = training_.graph_implementation != Training::GraphImplementation::none &&
                           training_.graph_modules.any_of(GraphModule::moe_router);
-    each = std::max(each, (captured ? kCall : 1) * software_.dispatch_issue_s);
+    const double calls = training_.token_dispatcher == Training::TokenDispatcher::all_to_all ? kAllToAllCalls : 1;
+    each = std::max(each, (kCalls * calls + (captured ? 0 : 1 - kCalls)) * software_.dispatch_issue_s);
   }
   return (call.group > 0 ? call.group : call.count) * each / cluster_.host_speed;
 }

@@ -191,6 +191,7 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
     return split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
                         scenario_.last_stage_layers, scenario_.mtp_stage, scenario_.predictions);
   });
+  training.fused_latent_rotary = scenario_.software.fused_latent_rotary;
   training.any_layout = scenario_.cluster && scenario_.cluster->gpu.gemm_8bit.block_scales;
   training.deferred_head_gradients = std::min(training.deferred_head_gradients, scenario_.microbatches);
 }

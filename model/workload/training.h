@@ -193,6 +193,9 @@ struct Training {
   // Transformer Engine's layers: where gradients are accumulated within the GEMM, a 16-bit tensor of each weight's
   // shape is kept to return to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
   bool transformer_engine = false;
+  // Latent attention rotates queries in place, and keys as it joins their parts (Megatron-LM's
+  // fused_mla_yarn_rope_apply).
+  bool fused_latent_rotary = false;
   bool any_layout = false;  // what the GPU multiplies: see traits_of
   ContextExchange context_exchange = ContextExchange::ring;
   JointOverlap joint_overlap = JointOverlap::experts;

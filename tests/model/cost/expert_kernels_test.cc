@@ -172,6 +172,24 @@ Moved moved_by(const std::vector<KernelCall>& calls, std::string_view name) {
   return moved;
 }
 
+// DeepSeek-V3: 128 heads of 128 elements, 64 rotated ones and 128 of values. In a fused kernel, queries are rotated in
+// place; of keys a part is read and all written, and values are read and written, as without it.
+TEST(LatentAttention, MovesTheRotatedPartOfQueriesAloneInFusedKernels) {
+  const Transformer model = example("deepseek-v3/config.json");
+  Training training = training_of(1, 1, 64, 64);
+  const SliceShape slice{.sequences = 1, .tokens = kTokens, .context = 0};
+  const auto rotary = [&](OpKind kind) {
+    return moved_by(layer_kernels(model, training, kind, slice, LayerKind::experts), "rotary");
+  };
+  const double both = 128 + 192 + 2 * 128;
+  EXPECT_DOUBLE_EQ(rotary(OpKind::F).bytes, 2.0 * kTokens * 128 * (2 * 192 + both));
+  training.fused_latent_rotary = true;
+  for (const OpKind kind : {OpKind::F, OpKind::I}) {
+    EXPECT_DOUBLE_EQ(rotary(kind).bytes, 2.0 * kTokens * 128 * (2 * 64 + both));
+    EXPECT_EQ(rotary(kind).launches, 2);
+  }
+}
+
 TEST(ExpertBiases, AreAddedInPyTorchUnlessExpertsAreFused) {
   const Transformer model = gpt_oss_120b();
   Training training = training_of(1, 1, 64, 64);

@@ -66,6 +66,31 @@ TEST(HostTime, LaunchesNothingAheadOfTheCountsOfDispatch) {
   EXPECT_NEAR(padded.part_s(part_of(padded)), 32 * kIssue, 1e-9);
 }
 
+// Three fifths of an exchange's time are its calls: four of dispatch and combine with DeepEP, seven with NCCL's
+// all-to-all, which has one for the probabilities and sorts what it receives. A graph may contain the rest.
+TEST(HostTime, IsLongerForTheExchangesOfNccl) {
+  const Transformer model = example("qwen3-30b-a3b/config.json");
+  Training training = on_eight_gpus();
+  const auto dispatch_s = [&] {
+    const AnalyticCost cost(model, training, split_layers(model, 1, {}, 0, 0), load_cluster("dgx-h100", 1),
+                            load_software("megatron-lm"));
+    double seconds = 0;
+    for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kLength, 0})) {
+      for (const KernelCall& call : part.calls) seconds += call.name == "dispatch" ? cost.issue_s(call) : 0;
+    }
+    return seconds;
+  };
+  const double nccl_s = dispatch_s();
+  training.token_dispatcher = Training::TokenDispatcher::deepep;
+  const double deepep_s = dispatch_s();
+  EXPECT_NEAR(nccl_s / deepep_s, 0.6 * 7 / 4 + 0.4, 1e-12);
+  training.graph_implementation = Training::GraphImplementation::transformer_engine;
+  training.graph_modules = GraphModule::moe_router;
+  EXPECT_NEAR(dispatch_s() / deepep_s, 0.6, 1e-12);
+  training.token_dispatcher = Training::TokenDispatcher::all_to_all;
+  EXPECT_NEAR(dispatch_s() / deepep_s, 0.6 * 7 / 4, 1e-12);
+}
+
 TEST(JointBlocks, TakeAtLeastTheTimeOfTheHost) {
   const Transformer model = example("qwen3-30b-a3b/config.json");
   Training training = on_eight_gpus();
