@@ -61,11 +61,11 @@ std::shared_ptr<const Encoder> encoder_of(JsonReader vision) {
   out->merged = size("spatial_merge_size") * size("spatial_merge_size");
   out->width = size("out_hidden_size");
   const char* const deep = "deepstack_visual_indexes";
-  const std::int64_t more = vision.has(deep) ? std::ssize(vision.at(deep).elements()) : 0;
+  const std::int64_t more = vision.has(deep) ? std::ssize(vision.at(deep).elements()) : 0;  // mergers of other layers
   out->mergers = static_cast<int>(1 + more);
   // Norms have gain and bias: of a patch's elements before the last merger, of those of a token before the others.
-  out->other_parameters = hidden + size("num_position_embeddings") * hidden + 2 * hidden +
-                          2 * more * out->merged_width() + out->mergers * (out->merged_width() + out->width);
+  out->other_parameters = (3 + size("num_position_embeddings")) * hidden + 2 * more * out->merged_width() +
+                          out->mergers * (out->merged_width() + out->width);
   return out;
 }
 
