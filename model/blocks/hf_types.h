@@ -10,6 +10,8 @@
 
 namespace sluice::model {
 
+struct Encoder;
+
 // What the code of a model type in transformers fixes, besides its config's keys.
 struct HfType {
   enum class Norms : std::uint8_t { pre, post, both };
