@@ -92,15 +92,17 @@ EncoderKernels encoder_kernels(const Encoder& encoder, const Training& training,
 void set_images(Model& model, const std::string& images, bool frozen, const std::string& place) {
   model.encoder.reset();
   if (images.empty() || images == "none") return;
-  constexpr std::int64_t kMost = 1 << 24;
+  constexpr std::int64_t kMostImages = 1024;
+  constexpr std::int64_t kMostPatches = 1 << 24;
   const std::size_t cross = images.find('x');
   std::int64_t count = 0;
   std::int64_t patches = 0;
-  const auto read = [&](std::size_t begin, std::size_t end, std::int64_t& value) {
+  const auto read = [&](std::size_t begin, std::size_t end, std::int64_t most, std::int64_t& value) {
     const auto [rest, error] = std::from_chars(images.data() + begin, images.data() + end, value);
-    return error == std::errc() && rest == images.data() + end && value >= 1 && value <= kMost;
+    return error == std::errc() && rest == images.data() + end && value >= 1 && value <= most;
   };
-  if (cross == std::string::npos || !read(0, cross, count) || !read(cross + 1, images.size(), patches)) {
+  if (cross == std::string::npos || !read(0, cross, kMostImages, count) ||
+      !read(cross + 1, images.size(), kMostPatches, patches)) {
     throw InputError(
         fmt::format("{}: expected images per sequence x patches of each, as 4x1024, got \"{}\"", place, images));
   }
@@ -125,6 +127,10 @@ void check_encoder(const Model& model, const Training& training) {
   const auto fail = [&](const std::string& what) {
     throw InputError(fmt::format("/batch/images: {}: {}", model.name, what));
   };
+  const std::int64_t tokens = model.encoder->images * (model.encoder->patches / model.encoder->merged);
+  if (tokens > training.sequence_length) {
+    fail(fmt::format("{} tokens of images are more than the sequence's {}", tokens, training.sequence_length));
+  }
   if (training.cp > 1) fail("its encoder is not modeled with context parallelism: expected cp 1");
   if (training.vocabulary_barriers > 0) fail("its encoder is not modeled with vocabulary parallelism");
   if (training.work != Training::Work::training) fail("its encoder is not modeled in work without a backward");

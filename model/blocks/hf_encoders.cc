@@ -42,8 +42,12 @@ std::shared_ptr<const Encoder> encoder_of(JsonReader vision) {
                           "temporal_patch_size", "out_hidden_size", "num_position_embeddings"}) {
     if (!vision.has(key)) return nullptr;
   }
-  const auto size = [&](const char* key) { return vision.integer(key, 1, kMostEncoderSize); };
-  const auto hidden = static_cast<int>(size("hidden_size"));
+  const auto size = [&](const char* key, std::int64_t most = kMostEncoderSize) { return vision.integer(key, 1, most); };
+  // Products of sizes stay within 64 bits.
+  constexpr std::int64_t kMostHidden = 1 << 16;
+  constexpr std::int64_t kMostPatch = 1024;
+  constexpr std::int64_t kMostMerged = 16;
+  const auto hidden = static_cast<int>(size("hidden_size", kMostHidden));
   const auto heads = static_cast<int>(size("num_heads"));
   if (hidden % heads != 0) vision.at("num_heads").fail("expected a divisor of hidden_size");
   const Transformer layers{.name = "encoder",
@@ -57,8 +61,9 @@ std::shared_ptr<const Encoder> encoder_of(JsonReader vision) {
                            .dropout = false};
   auto out = std::make_shared<Encoder>();
   out->layers = Model(layers);
-  out->patch_inputs = 3 * size("temporal_patch_size") * size("patch_size") * size("patch_size");
-  out->merged = size("spatial_merge_size") * size("spatial_merge_size");
+  out->patch_inputs =
+      3 * size("temporal_patch_size", kMostPatch) * size("patch_size", kMostPatch) * size("patch_size", kMostPatch);
+  out->merged = size("spatial_merge_size", kMostMerged) * size("spatial_merge_size", kMostMerged);
   out->width = size("out_hidden_size");
   const char* const deep = "deepstack_visual_indexes";
   const std::int64_t more = vision.has(deep) ? std::ssize(vision.at(deep).elements()) : 0;  // mergers of other layers

@@ -387,8 +387,10 @@ class Reading {
   void read_images() {
     const std::string images = root_.json().value(Json::json_pointer("/batch/images"), std::string());
     const std::string place = scenario_.source + ": /batch/images";
+    const bool given = !images.empty() && images != "none";
+    if (scenario_.freeze_encoder && !given) throw InputError(place + ": required, since the encoder is frozen");
     if (scenario_.model) return set_images(*scenario_.model, images, scenario_.freeze_encoder, place);
-    if (!images.empty()) throw InputError(place + ": requires a model (--model)");
+    if (given) throw InputError(place + ": requires a model (--model)");
   }
 
   void check_shared_ranks(const JsonReader& object) const {

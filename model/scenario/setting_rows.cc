@@ -468,11 +468,11 @@ constexpr Setting kSettings[] = {
     {.pointer = "/batch/images", .kind = SettingKind::text, .fallback = "none", .flags = "--images",
      .group = kBatchGroup, .help = "Images per sequence x patches of each, as 4x1024, for the model's vision encoder",
      .details = "It is on the first stage, on its tensor ranks. Its tokens are part of the sequence.",
-     .reads = kSimulate | kPlan, .offers = kSimulate | kPlan, .refuses = kRun, .analytic = true,
+     .reads = kSimulate | kPlan | kSlice, .offers = kSimulate | kPlan, .refuses = kRun, .analytic = true,
      .example = R"("4x1024")", .with = kEncoder},
     {.pointer = "/batch/freeze_encoder", .kind = SettingKind::yes, .place = at<&Scenario::freeze_encoder>,
      .fallback = "false", .flags = "--freeze-encoder", .group = kBatchGroup,
-     .help = "The vision encoder of --images is not trained", .reads = kSimulate | kPlan, .offers = kSimulate | kPlan,
+     .help = "The vision encoder of --images is not trained", .reads = kSimulate | kPlan | kSlice, .offers = kSimulate | kPlan,
      .refuses = kRun, .analytic = true, .example = "true", .with = kEncoder},
     {.pointer = "/model", .kind = SettingKind::name, .fallback = "none", .flags = "--model", .group = kModelGroup,
      .help = "Model of the catalogue (llama3-8b, gpt3-175b, ...), or a model file: Hugging Face config.json or "

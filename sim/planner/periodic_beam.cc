@@ -166,7 +166,8 @@ class PeriodicBeam {
     }
   }
 
-  // Places the weight gradients on a rank, each as early as possible, in some orders. Returns false if they do not fit.
+  // Places the weight gradients of one rank, each as early as possible, in some orders. Returns false if they do not
+  // fit.
   bool place_weights(Partial& partial, int rank) {
     std::vector<std::size_t> weights;
     for (const std::size_t x : problem_.of_rank[rank]) {

@@ -161,7 +161,7 @@ TEST(OrderTimes, EqualThoseOfTheSimulator) {
   EXPECT_GT(compared, 150);
 }
 
-// A search walks along the ops of a path that follow each other on a rank, and must end where the path begins, also
+// A search walks along the ops of a path that follow each other on one rank, and must end where the path begins, also
 // after ops that take no time.
 TEST(OrderTimes, PathsBeginWithAnOpThatFollowsNone) {
   Rng random{std::mt19937(8)};

@@ -92,7 +92,10 @@ TEST(Encoder, ImagesAreChecked) {
   }
   EXPECT_EQ(error("4x1022"), "test: expected a multiple of 4 patches, which are merged to a token, got 1022");
   EXPECT_EQ(with_images("").encoder, nullptr);
+  EXPECT_NE(error("1025x4"), "no error");
   const Model model = with_images("4x1024");
+  EXPECT_EQ(error_from([&] { check_training(model, {.sequence_length = 1023}); }),
+            "/batch/images: qwen3-vl-8b: 1024 tokens of images are more than the sequence's 1023");
   EXPECT_EQ(error_from([&] { check_training(model, {.tp = 32, .sequence_length = 4096}); }),
             "/batch/images: qwen3-vl-8b: tp 32 does not divide the 16 heads of its encoder");
 }
