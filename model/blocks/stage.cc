@@ -229,6 +229,10 @@ std::vector<StageContents> split_layers(const Model& model, int num_stages, std:
     first += layers;
   }
   stages.front().embedding = true;
+  if (model.encoder) {
+    stages.front().encoder_layers = model.encoder->layers.layers;
+    stages.front().encoder_begin = stages.front().encoder_end = true;
+  }
   stages.back().head = true;
   stages.back().tied_copy = model.tied_embeddings && num_stages > 1;
   if (model.mtp_layers == 0) return stages;
@@ -289,7 +293,12 @@ StageContents recomputed_layers(const Model& model, const Training& training, co
 
 std::vector<StageContents> sharded_units(const Model& model, const StageContents& contents) {
   std::vector<StageContents> out;
-  if (contents.embedding) out.push_back({.embedding = true});
+  if (contents.embedding || contents.has_encoder()) {
+    out.push_back({.embedding = contents.embedding,
+                   .encoder_layers = contents.encoder_layers,
+                   .encoder_begin = contents.encoder_begin,
+                   .encoder_end = contents.encoder_end});
+  }
   for (const auto& [kind, layers] : layers_by_kind(model, contents)) {
     StageContents unit{.layers = 1, .expert_layers = model.kind(kind).has_experts() ? 1 : 0};
     const auto& pattern = model.pattern();
@@ -330,7 +339,8 @@ std::int64_t stage_expert_parameters_per_device(const Model& model, const StageC
 
 std::int64_t stage_linear_parameters_per_device(const Model& model, int tp, const StageContents& contents,
                                                 int expert_ranks) {
-  const std::int64_t encoder = contents.embedding && model.encoder ? encoder_linear_parameters(*model.encoder, tp) : 0;
+  const std::int64_t encoder =
+      contents.has_encoder() ? encoder_linear_parameters(*model.encoder, model.encoder->tensor_ranks(tp), contents) : 0;
   return of_layers(model, tp, contents, expert_ranks).linear + encoder;
 }
 
@@ -355,16 +365,17 @@ std::int64_t stage_parameters_per_device(const Model& model, int tp, const Stage
     count += norm + model.other_parameters;
     if (!model.tied_embeddings || contents.tied_copy) count += words;
   }
-  if (contents.embedding && model.encoder) count += encoder_parameters(*model.encoder, tp);
+  if (contents.has_encoder()) count += encoder_parameters(*model.encoder, model.encoder->tensor_ranks(tp), contents);
   return count;
 }
 
 std::int64_t trained_parameters_per_device(const Model& model, const Training& training,
                                            const StageContents& contents) {
   if (training.lora_rank == 0) {
-    const std::int64_t frozen = contents.embedding && model.encoder && model.encoder->frozen
-                                    ? encoder_parameters(*model.encoder, training.tp)
-                                    : 0;
+    const std::int64_t frozen =
+        contents.has_encoder() && model.encoder->frozen
+            ? encoder_parameters(*model.encoder, model.encoder->tensor_ranks(training.tp), contents)
+            : 0;
     return stage_parameters_per_device(model, training.tp, contents, training.expert_ranks()) - frozen;
   }
   std::int64_t count = 0;

@@ -385,14 +385,19 @@ void TransformerFootprint::add_forward_only(Out& out, int stage, const SliceSize
 
 // All layers of the encoder of images, or one at a time if it is frozen.
 template <typename Out>
-void TransformerFootprint::add_encoder(Out& out, const SliceSize& size) const {
+void TransformerFootprint::add_encoder(Out& out, const StageContents& held, int sequences) const {
+  if (held.encoder_layers == 0) return;
   const Encoder& encoder = *model_.encoder;
-  const TensorCall call{.training = training_,
+  Training own = training_;
+  own.tp = encoder.tensor_ranks(training_.tp);
+  own.cp = 1;
+  own.sequence_parallel = training_.sequence_parallel && own.tp > 1;
+  const TensorCall call{.training = own,
                         .hidden = encoder.layers.hidden,
                         .tokens = encoder.patches,
-                        .rows = size.rows / size.tokens * encoder.images * encoder.patches};
+                        .rows = encoder.images_per_group(training_, sequences) * encoder.patches};
   const LayerTensors layer = layer_tensors(encoder.layers.kind(0), encoder.layers.style(), call);
-  if (!encoder.frozen && training_.lora_rank == 0) return add_layers(out, layer, encoder.layers.layers, {}, false, 0);
+  if (!encoder.frozen && training_.lora_rank == 0) return add_layers(out, layer, held.encoder_layers, {}, false, 0);
   std::int64_t all = 0;
   for (const LayerTensor& tensor : layer) all += tensor.life == TensorLife::gradient ? 0 : tensor.bytes;
   replace_if_larger(out, {&SliceBytes::forward_workspace, "tensors of an encoder's layer", "their sum", 1, all});
@@ -437,7 +442,7 @@ void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape&
   }
   add(model_.mtp_kind, true, held.mtp_layers, again.mtp_layers);
   add_layer_workspace(out, layer, modules, size.sliced);
-  if (held.embedding && model_.encoder && size.context == 0) add_encoder(out, size);
+  if (held.has_encoder() && size.context == 0) add_encoder(out, held, shape.sequences);
   if (held.embedding && model_.dropout) {
     out.push_back(
         {&SliceBytes::activations_to_input_gradient, "dropout mask of the embedding", "n h / s", 1, split_width(size)});
@@ -457,6 +462,21 @@ void TransformerFootprint::add_transfers(Out& out, int stage, const SliceSize& s
   const StageContents& held = stages_[stage];
   const std::int64_t ranks = training_.splits_transfers() ? training_.tp : 1;
   const std::int64_t boundary = 2 * ((size.rows * model_.boundary_width() + ranks - 1) / ranks);
+  const auto of_encoder = [&](const StageContents& part) {
+    if (size.context > 0) return std::int64_t{0};
+    const std::int64_t bytes =
+        encoder_boundary_bytes(*model_.encoder, training_, static_cast<int>(size.rows / size.tokens), part);
+    return model_.encoder->tp > 0 ? bytes : (bytes + ranks - 1) / ranks;
+  };
+  const auto only_encodes = [](const StageContents& of) { return of.has_encoder() && !of.embedding; };
+  if (stage > 0 && only_encodes(stages_[stage - 1])) {
+    const std::int64_t bytes = model_.encoder->frozen ? 0 : of_encoder(stages_[stage - 1]);
+    out.push_back({&SliceBytes::transfer_backward, "gradients of encoded images sent", "its result", 1, bytes});
+  }
+  if (only_encodes(held)) {
+    out.push_back({&SliceBytes::transfer_forward, "encoded images sent", "its result", 1, of_encoder(held)});
+    return;
+  }
   if (const int states = hidden_states_after(model_, stages_, stage); states > 0) {
     if (training_.torch_pipelining) {
       out.push_back({&SliceBytes::kept, "buffers of received gradients", "2 n h / s", 1, boundary});

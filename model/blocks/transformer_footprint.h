@@ -56,7 +56,7 @@ class TransformerFootprint : public Footprint {
   template <typename Out>
   void add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const;
   template <typename Out>
-  void add_encoder(Out& out, const SliceSize& size) const;
+  void add_encoder(Out& out, const StageContents& held, int sequences) const;
   template <typename Out>
   void add_forward_only(Out& out, int stage, const SliceSize& size) const;
   template <typename Out>

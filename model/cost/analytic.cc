@@ -592,21 +592,25 @@ std::vector<KernelPart> AnalyticCost::parts_of(OpKind kind, int stage, const Sli
   if (held.head) add(Kind::head, "head", losses_of(model_, held), head_kernels(model_, training_, kind, slice));
   set_launches(training_, software_, out);
   add_sharding(kind, stage, slice, out);
-  if (held.embedding && model_.encoder) add_encoder(kind, slice, out);
+  if (held.has_encoder()) add_encoder(kind, held, slice, out);
   return out;
 }
 
 // Its parameters are sharded with the embedding's.
-void AnalyticCost::add_encoder(OpKind kind, const SliceShape& slice, std::vector<KernelPart>& parts) const {
+void AnalyticCost::add_encoder(OpKind kind, const StageContents& held, const SliceShape& slice,
+                               std::vector<KernelPart>& parts) const {
   using Kind = KernelPart::Kind;
-  EncoderKernels kernels = encoder_kernels(*model_.encoder, training_, kind, slice);
-  if (kernels.layer.empty()) return;
+  EncoderKernels kernels = encoder_kernels(*model_.encoder, training_, kind, slice, held);
   std::vector<KernelPart> added;
-  added.push_back({.kind = Kind::embedding,
-                   .repeats = model_.encoder->layers.layers,
-                   .calls = std::move(kernels.layer),
-                   .name = "encoder layer"});
-  added.push_back({.kind = Kind::embedding, .calls = std::move(kernels.ends), .name = "patches, merger"});
+  if (!kernels.layer.empty()) {
+    added.push_back({.kind = Kind::embedding,
+                     .repeats = held.encoder_layers,
+                     .calls = std::move(kernels.layer),
+                     .name = "encoder layer"});
+  }
+  if (!kernels.ends.empty()) {
+    added.push_back({.kind = Kind::embedding, .calls = std::move(kernels.ends), .name = "patches, merger"});
+  }
   set_launches(training_, software_, added);
   std::move(added.begin(), added.end(), std::back_inserter(parts));
 }

@@ -115,7 +115,8 @@ class AnalyticCost : public CostModel {
   // Adds the collectives of sharded parameters and gradients to the parts of an op that has them, and the copies
   // before and after them.
   void add_sharding(OpKind kind, int stage, const SliceShape& slice, std::vector<KernelPart>& parts) const;
-  void add_encoder(OpKind kind, const SliceShape& slice, std::vector<KernelPart>& parts) const;
+  void add_encoder(OpKind kind, const StageContents& held, const SliceShape& slice,
+                   std::vector<KernelPart>& parts) const;
   ShardedUnit sharded_unit(const StageContents& unit, bool gathers, bool reduces) const;
   double gather_s(const StageContents& held, double bytes) const;
   // The bytes that a rank sends to others of its node and to other nodes.

@@ -85,7 +85,6 @@ class Lowering {
   struct StageState {
     int rank = 0;
     int stage = 0;
-
     VertexId gathered = kNone;                 // the gather of parameters that its next op needs
     int steps_done = 0;                        // optimizer steps emitted
     std::vector<std::int64_t> gradients_left;  // by step
@@ -184,7 +183,7 @@ class Lowering {
     }
     for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
       const std::int64_t slices = schedule_.shape(mb).forward_only ? 0 : schedule_.num_slices(mb);
-      for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
+      for (int stage = schedule_.frozen_stages(); stage < schedule_.num_stages(); ++stage) {
         state(stage, mb).gradients_left[step_of(mb)] += slices;
       }
     }
@@ -344,7 +343,7 @@ class Lowering {
     const bool forward = op.kind == OpKind::F;
     (forward ? forward_ : gradient_)[place.cell] = id;
     const int neighbor = op.stage + (forward ? 1 : -1);
-    if (neighbor >= 0 && neighbor < schedule_.num_stages()) {
+    if (neighbor >= (forward ? 0 : schedule_.frozen_stages()) && neighbor < schedule_.num_stages()) {
       const LaneId link = (forward ? forward_link_ : backward_link_)[place.link];
       if (link != kSameRank && !communicates_) send(op, place, id, link);
     } else if (forward && vocabulary_ != nullptr) {
@@ -454,12 +453,10 @@ class Lowering {
   // The stage of the same rank whose head adds to the gradient of the embedding that `stage` has, and vice versa; null
   // if there is none.
   StageState* head_of(const StageState& stage) {
-    const int last = schedule_.num_stages() - 1;
-    return stage.stage == 0 ? sharing_with(stage, last) : nullptr;
+    return stage.stage == schedule_.encoder_stages() ? sharing_with(stage, schedule_.num_stages() - 1) : nullptr;
   }
   StageState* embedding_of(const StageState& stage) {
-    const int last = schedule_.num_stages() - 1;
-    return stage.stage == last ? sharing_with(stage, 0) : nullptr;
+    return stage.stage + 1 == schedule_.num_stages() ? sharing_with(stage, schedule_.encoder_stages()) : nullptr;
   }
   StageState* sharing_with(const StageState& stage, int other) {
     if (!options_.tied_embedding || other == stage.stage) return nullptr;
@@ -469,7 +466,7 @@ class Lowering {
   }
 
   void reduce(StageState& stage, int step) {
-    if (options_.data_parallel <= 1 || !options_.reduce_gradients) return;
+    if (options_.data_parallel <= 1 || !options_.reduce_gradients || stage.ready[step] == kNone) return;
     if (has_action(stage, CommunicationKind::reduce_gradients)) return;
     const VertexId gradients = stage.ready[step];
     const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[stage.rank] : gradients;
@@ -615,7 +612,7 @@ class Lowering {
       return;
     }
     if (!options_.overlap_grad_reduce) {
-      for (StageState& stage : states_) reduce(stage, 0);
+      for_each_trained([&](StageState& stage) { reduce(stage, 0); });
     }
     sum_replicas();
     for (StageState& stage : states_) tie(stage, 0);
@@ -623,22 +620,29 @@ class Lowering {
       std::vector<int> ranks;
       std::vector<VertexId> after;
       for (int rank = 0; rank < schedule_.num_ranks(); ++rank) ranks.push_back(rank);
-      for (const StageState& stage : states_) after.push_back(stage.ready[0]);
+      for_each_trained([&](const StageState& stage) { after.push_back(stage.ready[0]); });
       const VertexId norm = collective(CollectiveKind::global_norm, -1, 0, ranks, after);
       for (StageState& stage : states_) stage.ready[0] = norm;
     }
-    for (StageState& stage : states_) optimizer_step(stage, 0);
+    for_each_trained([&](StageState& stage) { optimizer_step(stage, 0); });
+  }
+
+  template <typename Run>
+  void for_each_trained(Run&& run) {
+    for (StageState& stage : states_) {
+      if (stage.stage >= schedule_.frozen_stages()) run(stage);
+    }
   }
 
   void sum_replicas() {
     if (schedule_.num_routes() < 2) return;
-    for (int s = 0; s < schedule_.num_stages(); ++s) {
+    for (int s = schedule_.frozen_stages(); s < schedule_.num_stages(); ++s) {
       std::vector<int> ranks;
       std::vector<VertexId> after;
       for (const StageState& stage : states_) {
         if (stage.stage != s) continue;
         ranks.push_back(stage.rank);
-        after.push_back(stage.ready[0]);
+        if (stage.ready[0] != kNone) after.push_back(stage.ready[0]);  // some replica has microbatches
       }
       if (ranks.size() < 2) continue;
       const VertexId sum = collective(CollectiveKind::replica_reduce, s, 0, ranks, after);
@@ -660,7 +664,6 @@ class Lowering {
   std::vector<LaneId> forward_link_;              // by (route, stage): the link to the next stage
   std::vector<LaneId> backward_link_;             // the same for the previous stage
   std::vector<VertexId> last_on_lane_;
-
   std::vector<VertexId> forward_;                // by cell: the vertex of its F
   std::vector<VertexId> gradient_;               // the same for its B or I
   std::vector<VertexId> sent_forward_;           // by cell, for schedules with communication: the transfer

@@ -33,7 +33,7 @@ std::vector<std::vector<int>> shared_weights(const Schedule& schedule, const Low
   std::vector<int> heads = options.loss_stages;
   if (heads.empty()) heads.push_back(schedule.num_stages() - 1);
   std::vector<int> embedding = options.mtp_stages;
-  embedding.push_back(0);
+  embedding.push_back(schedule.encoder_stages());
   if (options.tied_embedding) {
     embedding.insert(embedding.end(), heads.begin(), heads.end());
     heads.clear();

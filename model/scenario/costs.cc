@@ -10,6 +10,7 @@
 
 #include "model/batches/batch.h"
 #include "model/batches/context_group_cost.h"
+#include "model/blocks/encoder.h"
 #include "model/blocks/transformer_footprint.h"
 #include "model/cost/analytic.h"
 #include "model/cost/fitted.h"
@@ -107,12 +108,22 @@ std::vector<StageContents> split_stages(const Model& model, const Schedule& sche
     throw InputError(fmt::format("{}: {} are not modeled with vocabulary passes", schedule.family(),
                                  model.mtp_layers > 0 ? "layers of multi-token prediction" : "embeddings of layers"));
   }
-  std::vector<StageContents> stages =
-      split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers, mtp_stage, predictions);
+  const int encoder = schedule.encoder_stages();
+  if (encoder > 0 && !model.encoder) {
+    throw InputError(fmt::format("{}: has stages of an encoder, which needs images (--images)", schedule.family()));
+  }
+  std::vector<StageContents> stages = split_layers(model, schedule.num_stages() - encoder, explicit_layers,
+                                                   first_layers, last_layers, mtp_stage, predictions);
+  if (encoder > 0) {
+    const std::vector<StageContents> parts = encoder_stages(*model.encoder, encoder);
+    stages.front().encoder_layers = 0;
+    stages.front().encoder_begin = stages.front().encoder_end = false;
+    stages.insert(stages.begin(), parts.begin(), parts.end());
+  }
   const auto with_first = [&](int stage) {
     return std::all_of(schedule.routes().begin(), schedule.routes().end(), [&](const std::vector<int>& route) {
       const auto& held = schedule.stages_of(route[to_size(stage)]);
-      return std::find(held.begin(), held.end(), 0) != held.end();
+      return std::find(held.begin(), held.end(), encoder) != held.end();
     });
   };
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {

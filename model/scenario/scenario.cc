@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "model/batches/batch.h"
-#include "model/blocks/encoder.h"
 #include "model/blocks/layer.h"
 #include "model/blocks/model_files.h"
 #include "model/cluster/catalogue.h"
@@ -64,7 +63,7 @@ class Reading {
     read_predictions();
     section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
     section(root_, "batch", [&](JsonReader& object) { read_batch(object); });
-    read_images();
+    read_encoder(root_.json(), scenario_);
     read_cluster();
     read_software();
     read_schedule();
@@ -382,15 +381,6 @@ class Reading {
         std::make_shared<Batch>(make_batch(std::move(request), scenario_.model ? &*scenario_.model : nullptr));
     scenario_.microbatches = scenario_.documents->microbatches();
     if (scenario_.model && training.sequence_length == 0) training.sequence_length = scenario_.documents->longest();
-  }
-
-  void read_images() {
-    const std::string images = root_.json().value(Json::json_pointer("/batch/images"), std::string());
-    const std::string place = scenario_.source + ": /batch/images";
-    const bool given = !images.empty() && images != "none";
-    if (scenario_.freeze_encoder && !given) throw InputError(place + ": required, since the encoder is frozen");
-    if (scenario_.model) return set_images(*scenario_.model, images, scenario_.freeze_encoder, place);
-    if (given) throw InputError(place + ": requires a model (--model)");
   }
 
   void check_shared_ranks(const JsonReader& object) const {

@@ -16,6 +16,7 @@
 #include "model/scenario/automatic.h"
 #include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"
+#include "model/schedule/encoder_stages.h"
 #include "model/schedule/schedule.h"
 
 namespace sluice::model {
@@ -56,7 +57,7 @@ struct Scenario {
   std::shared_ptr<const Batch> documents;  // of different length; otherwise all sequences are alike
   ContextGrouping context_grouping{};      // of the documents, over the data-parallel ranks
   std::int64_t most_tokens_per_rank = 0;   // of one document
-  bool freeze_encoder = false;             // of images
+  EncoderChoices encoder;                  // of images, or, without a model, the first stages
 
   CostKind cost = CostKind::uniform;
   UniformTimes uniform;

@@ -8,14 +8,12 @@ namespace sluice::model {
 namespace {
 
 constexpr double kCount = 1'000'000'000, kSize = 1 << 24;  // the latter of hidden and feed-forward sizes, and of GPUs
-
 // What costs of ops follow from.
 constexpr Commands kPrices = kSimulate | kPlan | kSlice | kWeave | kKernels;
 constexpr Commands kSizes = kSimulate | kSlice | kWeave | kRun | kKernels;
 constexpr Commands kOrders = kSizes | kSchedule, kSearches = kSimulate | kSchedule, kPacks = kSimulate | kPlan | kRun;
 // Commands that offer flags for all that they read; the others offer what most people need.
-constexpr Commands kFull = kSimulate | kKernels;
-constexpr Commands kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
+constexpr Commands kFull = kSimulate | kKernels, kAll = kFull | kPlan | kWeave, kMost = kAll | kRun;
 
 // A row per setting, not a line per field.
 // clang-format off
@@ -431,6 +429,21 @@ constexpr Setting kSettings[] = {
      .fallback = "distributed evenly", .flags = "--decoder-last-pipeline-num-layers", .group = kStagesGroup,
      .help = "Number of layers in the last stage, {}", .reads = kSimulate | kPlan | kSlice | kWeave | kRun,
      .offers = kSimulate | kPlan | kWeave | kRun, .megatron = "decoder-last-pipeline-num-layers", .example = "5"},
+    {.pointer = "/parallelism/encoder_placement", .kind = SettingKind::word, .place = at<&EncoderChoices::placement>,
+     .words = "first-stage,own-ranks,phases,bubbles", .fallback = R"("first-stage")", .flags = "--encoder-placement",
+     .group = kStagesGroup, .help = "Where the encoder runs: first-stage, own-ranks (first of --pp), phases, bubbles",
+     .details = "See [encoders](#encoders-of-images).", .reads = kSimulate | kPlan, .offers = kSimulate | kPlan,
+     .refuses = kElsewhere, .example = R"("phases")", .with = kEncoder},
+    {.pointer = "/parallelism/encoder_pp", .place = at<&EncoderChoices::pp>, .low = 1, .high = 256, .fallback = "1",
+     .flags = "--encoder-pp", .group = kStagesGroup, .help = "Pipeline ranks of an encoder on own ranks, {}",
+     .reads = kSimulate | kPlan, .offers = kSimulate | kPlan, .refuses = kElsewhere, .example = "2", .with = kOwnRanks},
+    {.pointer = "/parallelism/encoder_dp", .place = at<&EncoderChoices::dp>, .low = 1, .high = 255, .fallback = "1",
+     .flags = "--encoder-dp", .group = kStagesGroup, .help = "Encoders on own ranks that take turns, {}",
+     .reads = kSimulate | kPlan, .offers = kSimulate | kPlan, .refuses = kElsewhere, .example = "2", .with = kOwnRanks},
+    {.pointer = "/parallelism/encoder_tp", .place = at<&EncoderChoices::tp>, .low = 1, .high = 1024, .fallback = "tp",
+     .flags = "--encoder-tp", .group = kStagesGroup, .help = "Tensor ranks of the encoder, {}; others have other images",
+     .reads = kSimulate | kPlan, .offers = kSimulate | kPlan, .refuses = kElsewhere, .analytic = true, .example = "1",
+     .with = kEncoder},
     {.pointer = "/batch/micro_batch", .place = at<&Training::micro_batch>, .low = 1, .high = 1 << 20, .fallback = "1",
      .flags = "--mbs,--micro-batch-size", .group = kBatchGroup, .help = "Number of sequences per microbatch, {}",
      .reads = kOrders, .offers = kOrders | kComplete, .common = true, .megatron = "=micro-batch-size", .example = "2"},
@@ -467,13 +480,12 @@ constexpr Setting kSettings[] = {
      .offers = kSimulate, .refuses = kRun, .megatron = "max-seqlen-per-dp-cp-rank", .example = "1000", .with = kShared},
     {.pointer = "/batch/images", .kind = SettingKind::text, .fallback = "none", .flags = "--images",
      .group = kBatchGroup, .help = "Images per sequence x patches of each, as 4x1024, for the model's vision encoder",
-     .details = "It is on the first stage, on its tensor ranks. Its tokens are part of the sequence.",
+     .details = "Its tokens are part of the sequence.", .reads = kSimulate | kPlan | kSlice, .offers = kSimulate | kPlan,
+     .refuses = kRun, .analytic = true, .example = R"("4x1024")", .with = kEncoder},
+    {.pointer = "/batch/freeze_encoder", .kind = SettingKind::yes, .place = at<&EncoderChoices::frozen>,
+     .fallback = "false", .flags = "--freeze-encoder", .group = kBatchGroup, .help = "The encoder is not trained",
      .reads = kSimulate | kPlan | kSlice, .offers = kSimulate | kPlan, .refuses = kRun, .analytic = true,
-     .example = R"("4x1024")", .with = kEncoder},
-    {.pointer = "/batch/freeze_encoder", .kind = SettingKind::yes, .place = at<&Scenario::freeze_encoder>,
-     .fallback = "false", .flags = "--freeze-encoder", .group = kBatchGroup,
-     .help = "The vision encoder of --images is not trained", .reads = kSimulate | kPlan | kSlice, .offers = kSimulate | kPlan,
-     .refuses = kRun, .analytic = true, .example = "true", .with = kEncoder},
+     .example = "true", .with = kEncoder},
     {.pointer = "/model", .kind = SettingKind::name, .fallback = "none", .flags = "--model", .group = kModelGroup,
      .help = "Model of the catalogue (llama3-8b, gpt3-175b, ...), or a model file: Hugging Face config.json or "
          "Megatron-style JSON; the flags of the model's shape describe a model instead",

@@ -18,11 +18,13 @@ SettingPlace place_of(Member& member) {
   }
 }
 
-// The place of a member of a scenario, or of its training.
+// The place of a member of a scenario, of its training or of its encoder.
 template <auto Member>
 SettingPlace at(Scenario& scenario) {
   if constexpr (std::is_invocable_v<decltype(Member), Training&>) {
     return place_of(scenario.training.*Member);
+  } else if constexpr (std::is_invocable_v<decltype(Member), EncoderChoices&>) {
+    return place_of(scenario.encoder.*Member);
   } else {
     return place_of(scenario.*Member);
   }
@@ -37,6 +39,9 @@ inline constexpr const char *kClusterGroup = "Cluster and framework", *kPerturba
 inline constexpr const char* kAutomaticGroup = "Automatic schedule (--schedule auto)";
 inline constexpr const char* kMemoryGroup = "Recomputation, sharding and offload";
 inline constexpr const char* kKernelsGroup = "Kernels, precision and overlap";
+
+// Commands that do not know where an encoder runs.
+inline constexpr Commands kElsewhere = kRun | kSlice | kWeave | kSchedule;
 
 // What the examples of settings of experts and of latent attention need besides.
 inline constexpr const char* kExperts =
@@ -83,6 +88,8 @@ inline constexpr const char* kShared =
 inline constexpr const char* kManyDocuments =
     R"({"batch": {"global_batch": null, "microbatches": 32, "lengths": "lognormal:1000,1,4000,128"}})";
 inline constexpr const char* kEncoder = R"({"model": "qwen3-vl-8b", "batch": {"images": "2x1024"}})";
+inline constexpr const char* kOwnRanks =
+    R"({"model": "qwen3-vl-8b", "batch": {"images": "2x1024"}, "parallelism": {"encoder_placement": "own-ranks"}})";
 inline constexpr const char* kUniform = R"({"cost": {"kind": "uniform"}})";
 inline constexpr const char* kSharded = R"({"parallelism": {"zero": 3}})";
 inline constexpr const char* kOffloaded = R"({"parallelism": {"optimizer_cpu_offload": true}})";

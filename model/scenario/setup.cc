@@ -110,11 +110,16 @@ OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, co
 namespace {
 
 Schedule of_equal_microbatches(const Scenario& scenario) {
-  if (names_file(scenario.schedule)) return parse_schedule(scenario, read_file(scenario.schedule));
+  const bool apart = scenario.encoder.apart();
+  if (names_file(scenario.schedule)) {
+    if (!apart) return parse_schedule(scenario, read_file(scenario.schedule));
+    throw InputError(fmt::format("{}: /parallelism/encoder_placement: the schedule {} has the placement of all stages",
+                                 scenario.source, scenario.schedule));
+  }
   const Family& family = find_family(scenario.schedule, scenario.source + ": /schedule/name");
   const FamilyParams params = family_params(scenario);
   check_memory(scenario, num_ops(family, params));
-  return make_schedule(family, params);
+  return apart ? with_encoder(make_schedule(family, params), scenario.encoder) : make_schedule(family, params);
 }
 
 }  // namespace
@@ -152,7 +157,12 @@ FamilyParams family_params(const Scenario& scenario) {
     throw InputError(
         fmt::format("{}: /parallelism/pp: required: the number of pipeline ranks (--pp)", scenario.source));
   }
-  FamilyParams params{.ranks = scenario.training.pp,
+  const int own_ranks = scenario.encoder.own_ranks();
+  if (own_ranks >= scenario.training.pp) {
+    throw InputError(fmt::format("{}: /parallelism/pp: expected more than the encoder's {}, got {}", scenario.source,
+                                 own_ranks, scenario.training.pp));
+  }
+  FamilyParams params{.ranks = scenario.training.pp - own_ranks,
                       .chunks = scenario.chunks,
                       .microbatches = scenario.microbatches,
                       .batches = scenario.batches,

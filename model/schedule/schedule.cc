@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <numeric>
+#include <set>
 
 #include "model/errors.h"
 #include "model/schedule/communication_check.h"
@@ -17,6 +18,13 @@ void require(bool ok, const std::string& message) {
 [[noreturn]] void refuse_op(const Schedule& schedule, int rank, std::size_t index, const std::string& why) {
   const Op& op = schedule.ops(rank)[index];
   throw ScheduleError(fmt::format("{}: {}: {}", schedule.place(rank, index), to_string(op, schedule.sliced()), why));
+}
+
+// Without the encoder's stages and the ranks that have no others.
+int chunks_of(const ScheduleParts& parts) {
+  if (parts.encoder_stages == 0) return std::max(1, parts.num_stages / parts.num_ranks);
+  const std::set ranks(parts.routes[0].begin() + parts.encoder_stages, parts.routes[0].end());
+  return (parts.num_stages - parts.encoder_stages) / static_cast<int>(ranks.size());
 }
 
 }  // namespace
@@ -66,6 +74,7 @@ Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
       if (stages.empty() || stages.back() != stage) stages.push_back(stage);
     }
   }
+  num_chunks_ = chunks_of(parts_);
   for (const MicrobatchShape& shape : parts_.shapes) max_slices_ = std::max(max_slices_, shape.num_slices());
   const int total = total_microbatches();
   if (parts_.shape_of.empty() || parts_.shapes.size() == 1) {
@@ -159,6 +168,12 @@ void Schedule::check_frame() const {
   require(barriers == 0 || (plain && !has_communication()),
           "vocabulary_barriers: S and T need a schedule with a flush and backwards, equal microbatches, one slice per "
           "sequence and one route, without sends and receives");
+  require(parts_.encoder_stages >= 0 && parts_.encoder_stages < parts_.num_stages,
+          fmt::format("encoder_stages: expected 0 to {}, got {}", parts_.num_stages - 1, parts_.encoder_stages));
+  require(parts_.encoder_stages == 0 || (barriers == 0 && parts_.weight_policy == WeightPolicy::flush),
+          "encoder_stages: an encoder needs a schedule with a flush and without vocabulary passes");
+  require(!parts_.frozen_encoder || (parts_.encoder_stages > 0 && !has_communication()),
+          "frozen_encoder: requires encoder_stages, and a schedule without sends and receives");
   require(parts_.communication.empty() || std::ssize(parts_.communication) == parts_.num_ranks,
           fmt::format("communication: expected one list for each of {} ranks, got {}", parts_.num_ranks,
                       parts_.communication.size()));
@@ -271,7 +286,7 @@ void Schedule::check_complete(const std::vector<std::uint8_t>& seen) const {
   for (int stage = 0; stage < num_stages(); ++stage) {
     const std::uint8_t vocabulary = has_vocabulary(stage) ? kVocabulary : 0;
     for (int mb = 0; mb < total_microbatches(); ++mb) {
-      const bool alone = shape(mb).forward_only;
+      const bool alone = !has_backward(stage, mb);
       for (int slice = 0; slice < num_slices(mb); ++slice) {
         const auto all = seen[stage * num_units_ + first_unit(mb) + slice];
         const auto cell = static_cast<std::uint8_t>(all ^ vocabulary);
@@ -286,7 +301,7 @@ void Schedule::check_complete(const std::vector<std::uint8_t>& seen) const {
 void Schedule::refuse_cell(int stage, int microbatch, int slice, std::uint8_t cell) const {
   Op op{.microbatch = microbatch, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
   const bool forward = (cell & 0b0001) != 0;
-  const bool extra = forward && shape(microbatch).forward_only;
+  const bool extra = forward && !has_backward(stage, microbatch);
   const bool input = (cell & 0b0100) != 0;
   const bool weight = (cell & 0b1000) != 0;
   const bool vocabulary = has_vocabulary(stage) && (cell & 0b110000) != 0b110000;
@@ -296,7 +311,9 @@ void Schedule::refuse_cell(int stage, int microbatch, int slice, std::uint8_t ce
             : (extra ? input : weight) ? OpKind::I
                                        : OpKind::B;
   throw ScheduleError(fmt::format("{}: {} {}", place(rank_of(stage, microbatch)), to_string(op, sliced()),
-                                  extra ? "is there, but its microbatch is forward-only" : "is missing"));
+                                  !extra                           ? "is missing"
+                                  : shape(microbatch).forward_only ? "is there, but its microbatch is forward-only"
+                                                                   : "is there, but its encoder is frozen"));
 }
 
 void refuse_vocabulary(const Schedule& schedule, std::string_view what) {

@@ -58,6 +58,10 @@ struct ScheduleParts {
   // forward and the first backward of a microbatch: 1 (algorithm 2: S computes the input gradient as well, T the weight
   // gradient, which nothing waits for) or 2 (algorithm 1: T computes both).
   int vocabulary_barriers = 0;
+  // The first stages, of the encoder of a language model (model/schedule/encoder_stages.h), which have no backward if
+  // it is not trained.
+  int encoder_stages = 0;
+  bool frozen_encoder = false;
   // By rank, in its order: the positions of sends, receives and actions on sharded weights in the lists. Empty: not
   // specified; the result of an op is sent immediately after it.
   std::vector<std::vector<Communication>> communication;
@@ -79,8 +83,8 @@ inline constexpr int kMaxSlices = 32767;
 class Schedule {
  public:
   // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, wrongly
-  // joined, or a backward of a microbatch that is forward-only; with communication, the first send or receive that is,
-  // or that precedes what it sends or follows what reads it. (That both ends have their messages in one order is
+  // joined, or a backward of a microbatch or a stage that has none; with communication, the first send or receive that
+  // is, or that precedes what it sends or follows what reads it. (That both ends have their messages in one order is
   // checked by lowering.)
   explicit Schedule(ScheduleParts parts);
 
@@ -92,8 +96,14 @@ class Schedule {
   int total_microbatches() const { return parts_.num_microbatches * parts_.num_batches; }
   WeightPolicy weight_policy() const { return parts_.weight_policy; }
 
-  // Number of stages per rank: num_stages / num_ranks. (A replicated stage counts once.)
-  int num_chunks() const { return std::max(1, parts_.num_stages / parts_.num_ranks); }
+  // Number of stages per rank, without those of an encoder and its own ranks. (A replicated stage counts once.)
+  int num_chunks() const { return num_chunks_; }
+  int encoder_stages() const { return parts_.encoder_stages; }
+  // Number of the first stages, which have no backward.
+  int frozen_stages() const { return parts_.frozen_encoder ? parts_.encoder_stages : 0; }
+  bool has_backward(int stage, int microbatch) const {
+    return stage >= frozen_stages() && !shape(microbatch).forward_only;
+  }
   // The stages of a rank in model order; a chunk is an index in this list.
   std::span<const int> stages_of(int rank) const { return stages_of_[rank]; }
   int chunk_of(int rank, int stage) const;
@@ -155,6 +165,7 @@ class Schedule {
   std::int64_t num_units_ = 0;
   std::int64_t num_ops_ = 0;
   int max_slices_ = 1;
+  int num_chunks_ = 1;
   bool split_backward_ = false;
   bool has_joint_blocks_ = false;
 };

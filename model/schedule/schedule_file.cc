@@ -78,6 +78,8 @@ std::string schedule_to_json(const Schedule& schedule) {
   if (parts.vocabulary_barriers > 0) {
     fmt::format_to(to, "\"vocabulary_barriers\": {},\n", parts.vocabulary_barriers);
   }
+  if (parts.encoder_stages > 0) fmt::format_to(to, "\"encoder_stages\": {},\n", parts.encoder_stages);
+  if (parts.frozen_encoder) out += "\"frozen_encoder\": true,\n";
   fmt::format_to(to, "\"placement\": {},\n", Json(parts.routes).dump());
   if (!parts.route_of.empty()) {
     fmt::format_to(to, "\"route_of\": {},\n",
@@ -137,6 +139,8 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
     root.at("batches").fail("a schedule with a flush has 1 batch");
   }
   parts.vocabulary_barriers = static_cast<int>(root.integer_or("vocabulary_barriers", 0, 2, 0));
+  parts.encoder_stages = static_cast<int>(root.integer_or("encoder_stages", 0, kMaxStages, 0));
+  parts.frozen_encoder = root.boolean_or("frozen_encoder", false);
   const std::int64_t total = static_cast<std::int64_t>(parts.num_microbatches) * parts.num_batches;
   if (total * parts.num_stages > kMaxOps) {
     root.at("microbatches")

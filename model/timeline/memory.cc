@@ -182,7 +182,7 @@ class Changes {
         change.start.keys_values += bytes.keys_values;
         change.start.buffers += bytes.forward_workspace;
         change.end.buffers -= bytes.forward_workspace;
-        if (schedule_.shape(op.microbatch).forward_only) {
+        if (!schedule_.has_backward(op.stage, op.microbatch)) {
           change.end.activations -= bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
           change.end.keys_values -= read_no_more(op);
         }

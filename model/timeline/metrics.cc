@@ -14,6 +14,7 @@ double peak_in_flight(const Schedule& schedule, int rank) {
   const auto count = [&](const Op& op) {
     // A schedule may mix both forms: a B frees what it stores even where others split.
     if (op.kind != OpKind::F && op.kind != OpKind::B && op.kind != release) return;
+    if (op.stage < schedule.encoder_stages()) return;
     const MicrobatchShape& cut = alike ? shape : schedule.shape(op.microbatch);
     auto share = static_cast<double>(cut.slice_lengths[op.slice]);
     if (!alike) share /= static_cast<double>(cut.tokens());
@@ -29,6 +30,7 @@ double peak_in_flight(const Schedule& schedule, int rank) {
     if (block_from_behind) ++i;
   }
   if (alike) peak /= static_cast<double>(shape.tokens());
+  if (schedule.encoder_stages() > 0) return peak / schedule.num_chunks();
   return peak * schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());
 }
 

@@ -290,6 +290,12 @@ struct StageContents {
   bool tied_copy = false;  // the head has its own copy of a tied word embedding, since the original is on another rank
   int mtp_layers = 0;      // of multi-token prediction
   bool mtp_embedding = false;  // for them: a copy of the word embedding that is on another rank
+  // Of the encoder of images: layers, the projection of patches before all of them, and the mergers after them.
+  int encoder_layers = 0;
+  bool encoder_begin = false;
+  bool encoder_end = false;
+
+  bool has_encoder() const { return encoder_layers > 0 || encoder_begin || encoder_end; }
 
   std::array<std::pair<LayerKind, int>, 2> by_kind() const {
     return {{{LayerKind::dense, layers - expert_layers}, {LayerKind::experts, expert_layers}}};

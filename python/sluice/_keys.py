@@ -89,6 +89,10 @@ class SizeKeys(TypedDict, total=False):
     pipeline_model_parallel_layout: str
     decoder_first_pipeline_num_layers: int
     decoder_last_pipeline_num_layers: int
+    encoder_placement: str
+    encoder_pp: int
+    encoder_dp: int
+    encoder_tp: int
     mbs: int
     micro_batch_size: int
     gbs: int

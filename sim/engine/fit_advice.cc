@@ -57,7 +57,7 @@ void cut_evenly(Scenario& scenario, int slices) {
 
 std::vector<Change> changes_of_schedule(const Scenario& scenario) {
   std::vector<Change> out;
-  if (names_file(scenario.schedule) || scenario.schedule == kAutomatic) return out;
+  if (names_file(scenario.schedule) || scenario.schedule == kAutomatic || scenario.encoder.apart()) return out;
   const Family& family = find_family(scenario.schedule);
   if (scenario.training.micro_batch % 2 == 0) {
     const int half = scenario.training.micro_batch / 2;

@@ -214,7 +214,9 @@ std::optional<ShortenedPrediction> extrapolated(const Scenario& scenario, const 
 }  // namespace
 
 std::optional<ShortenedPrediction> predict_shortened(const Scenario& scenario) try {
-  if (scenario.schedule == kAutomatic || names_file(scenario.schedule)) return std::nullopt;
+  if (scenario.schedule == kAutomatic || names_file(scenario.schedule) || scenario.encoder.apart()) {
+    return std::nullopt;
+  }
   const Family& family = find_family(scenario.schedule);
   if (!may_repeat(scenario, family)) return std::nullopt;
   const FamilyParams params = family_params(scenario);

@@ -83,10 +83,10 @@ class Peers {
 Schedule rerouted(const Schedule& schedule, std::span<const int> lost, int replicas, bool own_first) {
   refuse_vocabulary(schedule, "their replicas cannot compute for each other");
   if (schedule.weight_policy() != WeightPolicy::flush || schedule.num_batches() > 1 || schedule.has_joint_blocks() ||
-      schedule.has_communication()) {
+      schedule.has_communication() || schedule.encoder_stages() > 0) {
     throw ScheduleError(schedule.family() +
                         ": the microbatches of a replica are rerouted in schedules with a flush, without overlapped "
-                        "blocks and without sends and receives");
+                        "blocks, without sends and receives and without an encoder apart");
   }
   const Peers peers(schedule, lost, replicas);
   const int copies = peers.copies();

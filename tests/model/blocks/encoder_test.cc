@@ -34,7 +34,8 @@ TEST(Encoder, KernelsHaveTheFlopsOfTheModel) {
       const Training training{.tp = tp, .micro_batch = 2, .sequence_length = 4096};
       const SliceShape slice{.sequences = 2, .tokens = 4096};
       const auto of = [&](OpKind kind) {
-        const EncoderKernels kernels = encoder_kernels(encoder, training, kind, slice);
+        const EncoderKernels kernels =
+            encoder_kernels(encoder, training, kind, slice, encoder_stages(encoder, 1).front());
         return encoder.layers.layers * flops_of(kernels.layer) + flops_of(kernels.ends);
       };
       const double forward = 2 * (projection + (encoder_model_flops(encoder) - projection) / tp);
@@ -51,7 +52,8 @@ TEST(Encoder, RunsWithTheFirstSliceAndFrozenForwardAlone) {
   const Training training{.sequence_length = 4096};
   const auto runs = [&](const Model& model, OpKind kind, std::int64_t context) {
     const SliceShape slice{.sequences = 1, .tokens = 1024, .context = context};
-    return !encoder_kernels(*model.encoder, training, kind, slice).layer.empty();
+    return !encoder_kernels(*model.encoder, training, kind, slice, encoder_stages(*model.encoder, 1).front())
+                .layer.empty();
   };
   const Model trained = with_images("4x1024");
   for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W}) {
@@ -64,22 +66,22 @@ TEST(Encoder, RunsWithTheFirstSliceAndFrozenForwardAlone) {
 // 576,388,336 is counted on the modules of transformers 5.24.0.
 TEST(Encoder, IsOnTheFirstStageAndTrainedUnlessFrozen) {
   const Model model = with_images("1x256");
-  EXPECT_EQ(encoder_parameters(*model.encoder, 1), 576'388'336);
-  Model without = model;
-  without.encoder.reset();
+  EXPECT_EQ(encoder_parameters(*model.encoder, 1, encoder_stages(*model.encoder, 1).front()), 576'388'336);
   for (const int tp : {1, 2, 8}) {
     const Training training{.tp = tp};
-    const std::int64_t own = encoder_parameters(*model.encoder, tp);
+    const std::int64_t own = encoder_parameters(*model.encoder, tp, encoder_stages(*model.encoder, 1).front());
     const std::vector<StageContents> stages = split_layers(model, 3, {}, 0, 0);
     for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      StageContents without = stages[stage];
+      without.encoder_begin = without.encoder_end = false;
+      without.encoder_layers = 0;
       const auto added = [&](const Model& with) {
         return trained_parameters_per_device(with, training, stages[stage]) -
-               trained_parameters_per_device(without, training, stages[stage]);
+               trained_parameters_per_device(with, training, without);
       };
       EXPECT_EQ(added(model), stage == 0 ? own : 0);
       EXPECT_EQ(added(with_images("1x256", true)), 0);
-      EXPECT_EQ(stage_parameters_per_device(model, tp, stages[stage]) -
-                    stage_parameters_per_device(without, tp, stages[stage]),
+      EXPECT_EQ(stage_parameters_per_device(model, tp, stages[stage]) - stage_parameters_per_device(model, tp, without),
                 stage == 0 ? own : 0);
     }
   }
