@@ -473,6 +473,15 @@ std::unique_ptr<Setup> offload_setup(const Scenario& scenario, const Schedule* s
 
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress,
                            const std::atomic<bool>* stop) {
+  if (scenario.schedule == kAutomatic && scenario.encoder.apart()) {
+    throw InputError(scenario.source +
+                     ": /parallelism/encoder_placement: expected first-stage with the automatic schedule (auto)");
+  }
+  if (scenario.encoder.placement == EncoderPlacement::bubbles) {
+    PlannedSetup out;
+    out.setup = encoder_setup(scenario, out.encoder.emplace());
+    return out;
+  }
   if (scenario.documents) {
     if (scenario.schedule == kAutomatic && !scenario.documents->groups.empty()) {
       throw InputError(scenario.source + ": /batch/dynamic_cp: not supported with the automatic schedule (auto)");

@@ -8,6 +8,7 @@
 #include "model/scenario/setup.h"
 #include "sim/planner/auto_schedule.h"
 #include "sim/planner/batch_setup.h"
+#include "sim/planner/encoder_setup.h"
 
 namespace sluice::sim {
 
@@ -19,7 +20,8 @@ std::unique_ptr<Setup> offload_setup(const Scenario& scenario, const Schedule* s
 struct PlannedSetup {
   std::unique_ptr<Setup> setup;
   std::optional<AutoResult> automatic;
-  std::optional<BatchRun> batch;  // of documents: the setup is that of the slowest replica
+  std::optional<BatchRun> batch;      // of documents: the setup is that of the slowest replica
+  std::optional<EncoderRun> encoder;  // in bubbles
 };
 
 // Returns Setup(scenario) for any schedule but an automatic one. An automatic schedule is searched for with the

@@ -189,7 +189,9 @@ Duration least_compute(const Schedule& schedule, const ScenarioCosts& costs) {
   std::vector<Duration> ranks(to_size(schedule.num_ranks()), Duration{0});
   for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
     const MicrobatchShape& shape = schedule.shape(mb);
-    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    // Any rank may encode a microbatch where several do.
+    for (int stage = schedule.num_routes() > 1 ? schedule.encoder_stages() : 0; stage < schedule.num_stages();
+         ++stage) {
       const auto [found, added] = known.try_emplace({cost.alike(stage), &shape}, Duration{0});
       if (added) {
         StageWork work;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -76,6 +77,39 @@ void choose_dispatcher(const Scenario& base, const PlanSpace& space, PlanPoint& 
   }
 }
 
+// Whether the encoder may run where ranks wait.
+bool has_bubbles(const PlanPoint& point) {
+  return point.pp > 1 && !point.family->asynchronous && point.family->replicas == 1 &&
+         point.family->vocabulary_barriers == 0;
+}
+
+// Gives a configuration the placement of the encoder that is fastest with its schedule, of more than plans enumerate.
+void choose_encoder(const Scenario& base, const PlanSpace& space, PlanPoint& point, PlanResult& result) {
+  std::vector<EncoderChoices> all;
+  const auto add = [&](EncoderPlacement placement, int dp) {
+    all.push_back(base.encoder);
+    all.back().placement = placement;
+    all.back().dp = dp;
+  };
+  if (scenario_of(base, space, point).encoder.placement == EncoderPlacement::bubbles) add(EncoderPlacement::bubbles, 1);
+  if (space.may_place_encoder && has_bubbles(point)) {
+    add(EncoderPlacement::phases, 1);
+    for (int ranks = 1; 2 * ranks <= point.pp; ++ranks) add(EncoderPlacement::own_ranks, ranks);
+  }
+  PlanPoint with = point;
+  for (const EncoderChoices& each : all) {
+    with.encoder = each;
+    Scenario scenario = scenario_of(base, space, with);
+    scenario.encoder.search = true;
+    PlanResult other = StructureRuns(scenario).run(scenario);
+    if (other.status != PlanStatus::simulated || !other.fits) continue;
+    if (std::tie(other.tight, other.iteration) >= std::tie(result.tight, result.iteration)) continue;
+    other.bound = Duration{0};
+    result = std::move(other);
+    point.encoder = each;
+  }
+}
+
 }  // namespace
 
 Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Predicate& subset)
@@ -84,7 +118,13 @@ Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Pred
       keep_(std::max(1, keep)),
       everything_(everything),
       subset_(subset) {
-  for (const PlanPoint& point : enumerate(base_, space_)) add_point(point);
+  for (PlanPoint& point : enumerate(base_, space_)) {
+    add_point(point);
+    if (!space_.may_place_encoder || !has_bubbles(point)) continue;
+    point.encoder = base_.encoder;
+    point.encoder->placement = EncoderPlacement::bubbles;
+    add_point(point);
+  }
 }
 
 Plan::~Plan() = default;
@@ -133,7 +173,7 @@ std::vector<Plan::Work> Plan::next() {
   while (round_size_ > 0 && work.empty() && taken_ < queue_.size()) {
     const std::size_t end = std::min(queue_.size(), taken_ + round_size_);
     for (; taken_ < end; ++taken_) {
-      if (!everything_ && dominated(queue_[taken_])) {
+      if (!everything_ && dominated(results_[queue_[taken_]], queue_[taken_])) {
         results_[queue_[taken_]].status = PlanStatus::bounded;
       } else {
         add(queue_[taken_], true);
@@ -177,7 +217,16 @@ PlanResult Plan::work_out(const Work& work, SharedCosts& shared) {
   try {
     const Scenario scenario = scenario_of(base_, space_, points_[to_size(work.point)]);
     if (!structure) structure = std::make_unique<StructureRuns>(scenario);
-    return work.simulate ? structure->run(scenario) : structure->assess(scenario, shared);
+    if (!work.simulate) return structure->assess(scenario, shared);
+    if (!everything_ && scenario.encoder.apart()) {
+      PlanResult alone = structure->run(language_model_of(scenario));
+      alone.bound = alone.iteration;
+      if (alone.status == PlanStatus::simulated && (!alone.fits || dominated(alone, work.point))) {
+        alone.status = PlanStatus::bounded;
+        return alone;
+      }
+    }
+    return structure->run(scenario);
   } catch (const InputError& error) {
     PlanResult out{.status = PlanStatus::refused};
     out.reason = error.what();
@@ -278,8 +327,10 @@ bool Plan::Best::rule_out(const PlanResult& bounds, int keep) const {
   });
 }
 
-bool Plan::dominated(int point) const {
-  const PlanResult& bounds = results_[point];
+// Of encoders apart the memory is known too late to bound it: they must be among the first.
+bool Plan::dominated(PlanResult bounds, int point) const {
+  const bool apart = points_[to_size(point)].encoder.value_or(base_.encoder).apart();
+  if (apart) bounds.needed_bytes = std::numeric_limits<std::int64_t>::max();
   return best_.rule_out(bounds, keep_) && (in_subset_[point] == 0 || best_of_subset_.rule_out(bounds, keep_));
 }
 
@@ -337,8 +388,9 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
   }
   const bool any_number = space_.recompute_layers.empty() && base_.training.recompute_layers == 0;
   struct Refined {
-    PlanPoint fewer, layered;  // with fewer recomputed layers, and with the layers of every stage as well
-    PlanResult fewer_result, layered_result;
+    // With fewer recomputed layers; and with the layers of every stage as well; and with its encoder elsewhere.
+    PlanPoint fewer, layered, encoded;
+    PlanResult fewer_result, layered_result, encoded_result;
   };
   std::vector<Refined> found(indices.size());
   parallel_for(std::ssize(indices), [&](std::int64_t i) {
@@ -348,6 +400,11 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
     out.fewer_result = results_[to_size(index)];
     choose_dispatcher(base_, space_, out.fewer, out.fewer_result);
     if (any_number) recompute_less(base_, space_, out.fewer, out.fewer_result);
+    out.encoded = out.fewer;
+    out.encoded_result = out.fewer_result;
+    choose_encoder(base_, space_, out.encoded, out.encoded_result);
+    if (scenario_of(base_, space_, out.fewer).encoder.apart())
+      return;  // bounds of partitions are of the language model alone
     if (out.fewer.pp * out.fewer.chunks == 1 || out.fewer.family->vocabulary_barriers > 0) return;
     if (base_.documents || base_.training.forward_only()) return;  // bounds of partitions are of equal microbatches
     Partition partition = regular_partition(scenario_of(base_, space_, out.fewer), kRefinement, stop);
@@ -363,6 +420,7 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
   for (std::size_t i = 0; i < indices.size(); ++i) {
     adopt(indices[i], std::move(found[i].fewer), std::move(found[i].fewer_result));
     adopt(indices[i], std::move(found[i].layered), std::move(found[i].layered_result));
+    adopt(indices[i], std::move(found[i].encoded), std::move(found[i].encoded_result));
   }
 }
 

@@ -89,7 +89,7 @@ class Plan {
 
   void group(std::vector<Work>& work) const;
   PlanResult work_out(const Work& work, SharedCosts& shared);
-  bool dominated(int point) const;
+  bool dominated(PlanResult bounds, int point) const;
   void add_point(const PlanPoint& point);
   bool memory_binds() const;
   void add_offloaded();

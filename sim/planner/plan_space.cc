@@ -529,6 +529,10 @@ std::string name_of(Training::TokenDispatcher dispatcher) {
   return split_words(find_setting_of_flag("--moe-token-dispatcher")->words)[static_cast<std::size_t>(dispatcher)];
 }
 
+std::string name_of(EncoderPlacement placement) {
+  return split_words(find_setting_of_flag("--encoder-placement")->words)[static_cast<std::size_t>(placement)];
+}
+
 double offloaded_part(const Scenario& base, const PlanPoint& point) {
   return point.offloads_optimizer ? 1 : base.training.optimizer_offload;
 }
@@ -588,6 +592,8 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   if (point.overlap_transfers) out.overlap_transfers = point.overlap_transfers;
   out.training.pipeline_before_data = point.pipeline_before_data;
   if (point.dispatcher) out.training.token_dispatcher = *point.dispatcher;
+  if (point.encoder) out.encoder = *point.encoder;
+  out.encoder.search = false;
   out.training.optimizer_offload = offloaded_part(base, point);
   out.training.sequence_parallel = point.tp > 1 && space.sequence_parallel;
   if (base.documents) {
@@ -649,6 +655,10 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
     out += fmt::format(" --moe-token-dispatcher {}", name_of(*point.dispatcher));
   }
   flag("--optimizer-cpu-offload", offloaded_part(base, point) > 0, training.optimizer_offload > 0);
+  if (point.encoder) {
+    out += " --encoder-placement " + name_of(point.encoder->placement);
+    if (point.encoder->dp > 1) out += fmt::format(" --encoder-dp {}", point.encoder->dp);
+  }
   return out + space.base_flags;
 }
 

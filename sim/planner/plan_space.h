@@ -59,6 +59,7 @@ struct PlanPoint {
   std::optional<bool> overlap_transfers;
   std::optional<Training::TokenDispatcher> dispatcher;  // nothing: as in the base
   bool offloads_optimizer = false;                      // all optimizer states; otherwise as in the base
+  std::optional<EncoderChoices> encoder;                // nothing: as in the base
 
   friend bool operator==(const PlanPoint&, const PlanPoint&) = default;
 };
@@ -94,6 +95,7 @@ struct PlanSpace {
   // Of experts, to choose from: by the lower bound of 1F1B with these sizes, and all for the leaders (Plan::refine).
   std::vector<Training::TokenDispatcher> dispatchers;  // default: as in the base
   bool may_offload = false;                            // tries optimizer states on the host if memory binds
+  bool may_place_encoder = false;                      // tries the encoder of the leaders apart from the first stage
   bool sequence_parallel = true;                       // where tp > 1
   bool balanced_slices = true;                         // equal FLOPs instead of equal lengths
   bool uneven_outer_stages = true;  // also up to two layers fewer in the last stage, and one in the first
@@ -120,8 +122,9 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 // projection up from the latents (as in NVIDIA's recipes for DeepSeek-V3), with core attention unless it is fused.
 std::vector<RecomputeModules> cheap_modules(const Model& model, const Training& training);
 
-// Returns "deepep".
+// Returns "deepep"; "bubbles".
 std::string name_of(Training::TokenDispatcher dispatcher);
+std::string name_of(EncoderPlacement placement);
 
 // Returns the fraction of the optimizer states that a configuration has on the host.
 double offloaded_part(const Scenario& base, const PlanPoint& point);

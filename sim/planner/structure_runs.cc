@@ -12,6 +12,7 @@
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/batch_setup.h"
+#include "sim/planner/encoder_setup.h"
 
 namespace sluice::sim {
 namespace {
@@ -43,9 +44,17 @@ std::optional<Duration> makespan_without_sharing(SteadyState& steady, const OpGr
 constexpr std::int64_t kMostVertices = 1 << 18;
 
 // Work of which nothing is shared with other configurations: replicas with documents of their own, and forwards alone.
-bool is_whole(const Scenario& scenario) { return scenario.documents || scenario.training.forward_only(); }
+bool is_whole(const Scenario& scenario) {
+  return scenario.documents || scenario.training.forward_only() || scenario.encoder.apart();
+}
 
 }  // namespace
+
+Scenario language_model_of(Scenario scenario) {
+  scenario.encoder = {};
+  scenario.model->encoder.reset();
+  return scenario;
+}
 
 std::string_view name_of(PlanStatus status) {
   switch (status) {
@@ -153,7 +162,36 @@ PlanResult StructureRuns::assess_whole(const Scenario& scenario) const {
   return out;
 }
 
+// An encoder apart makes a language model neither faster nor smaller: its first op waits for a forward of the encoder,
+// and ranks compute both.
+PlanResult StructureRuns::assess_apart(const Scenario& scenario, SharedCosts& shared) {
+  PlanResult out = assess(language_model_of(scenario), shared);
+  if (out.status != PlanStatus::open || scenario.correction) return out;
+  const Schedule schedule = with_encoder(sketch().schedule, scenario.encoder);
+  const ScenarioCosts costs(scenario, schedule, nullptr, shared.prices);
+  const std::vector<StageWork> times = compute_times(schedule, costs);
+  Duration sum{0};
+  Duration after = Duration::max();  // of a stage of the language model, whose rank may be the last to compute
+  for (const StageWork& stage : times) {
+    sum += stage.forward + stage.gradient + stage.weight;
+    if (&stage != &times.front()) after = std::min(after, stage.after);
+  }
+  // Every rank has the encoder.
+  if (scenario.encoder.own_ranks() == 0 && params_.microbatches >= params_.ranks) {
+    const StageBytes held = costs.footprint()->stage(0);
+    out.needed_bytes += held.weights + held.gradients + held.optimizer;
+    if (out.needed_bytes > scenario.cluster->gpu.memory_bytes) {
+      out.status = PlanStatus::over;
+      return out;
+    }
+  }
+  const Duration mean = sum * params_.microbatches / schedule.num_ranks() / (schedule.has_joint_blocks() ? 2 : 1);
+  out.bound = std::max(out.bound + times.front().forward, mean + (schedule.encoder_stages() > 1 ? Duration{0} : after));
+  return out;
+}
+
 PlanResult StructureRuns::assess(const Scenario& scenario, SharedCosts& shared) try {
+  if (scenario.encoder.apart()) return assess_apart(scenario, shared);
   if (is_whole(scenario)) return assess_whole(scenario);
   Sketch& of = sketch();
   of.schedule.resize({scenario.shape});
@@ -299,6 +337,10 @@ std::optional<PlanResult> StructureRuns::run_lengthened(const Scenario& scenario
 
 PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {
   BatchSetup batch;
+  EncoderRun encoder;
+  if (scenario.encoder.placement == EncoderPlacement::bubbles) {
+    batch.setup = encoder_setup(scenario, encoder, scenario.encoder.search);
+  }
   if (scenario.documents) batch = batch_setup(scenario);
   if (!batch.setup) batch.setup = std::make_unique<Setup>(scenario);
   Prediction prediction = predict(*batch.setup);

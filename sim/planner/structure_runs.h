@@ -52,6 +52,9 @@ struct SharedCosts {
   PriceStore prices;
 };
 
+// Returns the scenario without its encoder, which is neither slower nor larger.
+Scenario language_model_of(Scenario scenario);
+
 // Simulates configurations of one structure: the same family, ranks, chunks, microbatches and slices, with different
 // costs and sizes. They share schedules and graphs, and the steady state is simulated once. Not thread-safe.
 class StructureRuns {
@@ -99,6 +102,7 @@ class StructureRuns {
   Level& level(std::size_t index);
   std::size_t first_level() const;
   Lowered& lowered(Level& of, const ScenarioCosts& costs);
+  PlanResult assess_apart(const Scenario& scenario, SharedCosts& shared);
   PlanResult assess_whole(const Scenario& scenario) const;
   PlanResult run_as_predicted(const Scenario& scenario) const;
   std::optional<PlanResult> run_lengthened(const Scenario& scenario) const;

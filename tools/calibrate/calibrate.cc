@@ -23,6 +23,7 @@
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/engine/predict.h"
+#include "sim/planner/auto_setup.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/document.h"
 #include "tools/command/scenario_flags.h"
@@ -52,7 +53,7 @@ struct Measurement {
 // Returns the predicted time without a correction.
 double predicted_s(Scenario scenario) {
   scenario.correction.reset();
-  const Prediction prediction = predict(Setup(scenario));
+  const Prediction prediction = predict(*sim::planned_setup(scenario).setup);
   return to_seconds(prediction.iteration);
 }
 

@@ -369,6 +369,8 @@ std::string refusal_of(const Scenario& base, const PlanPoint& point) {
   if (base.training.lora_rank > 0) return "LoRA is not printed for it";
   if (base.documents) return "documents of different length are not printed for it";
   if (base.training.forward_only()) return "work without a backward is not printed for it";
+  if (point.encoder.value_or(base.encoder).apart())
+    return "an encoder apart from the first stage is not printed for it";
   return refused_by(base, point);
 }
 

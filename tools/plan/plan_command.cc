@@ -238,8 +238,8 @@ int partition_command(const PlanOptions& options) {
   PlanSpace space = space_of(options.request);
   const nlohmann::json document = options.flags->document(options.request.file);
   const Scenario base = base_scenario(options.request, document, true, space);
-  if (base.documents || base.training.forward_only()) {
-    throw InputError("plan: --partition is for training with microbatches of one length");
+  if (base.documents || base.training.forward_only() || base.encoder.apart()) {
+    throw InputError("plan: --partition is for training with microbatches of one length, and the encoder on stage 0");
   }
   if (base.first_stage_layers > 0 || base.last_stage_layers > 0) {
     throw InputError(

@@ -123,6 +123,7 @@ nlohmann::json chosen_document(const PlanReport& report, const PlanPoint& point)
   };
   if (point.dispatcher) set("--moe-token-dispatcher", name_of(*point.dispatcher));
   if (point.offloads_optimizer) set("--optimizer-cpu-offload", true);
+  if (point.encoder) set("--encoder-placement", name_of(point.encoder->placement));
   return out;
 }
 
@@ -367,7 +368,7 @@ std::string plan_csv(const Plan& plan) {
       "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
       "pipeline_before_data,first_stage_layers,last_stage_layers,etp,recompute_layers,overlap_grad_reduce,"
       "overlap_param_gather,iteration_s,least_iteration_s,bubble_fraction,tokens_per_s_per_device,mfu,"
-      "needed_memory_bytes,dispatcher,optimizer_offload,pipeline_layout,recompute_modules,reason\n";
+      "needed_memory_bytes,dispatcher,optimizer_offload,encoder,pipeline_layout,recompute_modules,reason\n";
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
   std::vector<char> listed(plan.points().size(), 0);
@@ -386,7 +387,7 @@ std::string plan_csv(const Plan& plan) {
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
         std::back_inserter(out),
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
         i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
         point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
         point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
@@ -395,6 +396,7 @@ std::string plan_csv(const Plan& plan) {
         figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
         figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
         point.ep > 1 ? dispatcher_of(plan.base(), point) : "", offloaded_part(plan.base(), point),
+        plan.base().model->encoder ? encoder_of(plan.base(), point) : "",
         i < ranked ? uneven_layout(plan.base(), point) : "",
         point.recompute == Training::Recompute::selective
             ? fmt::format("\"{}\"", fmt::join(names_of(point.recompute_modules), ","))

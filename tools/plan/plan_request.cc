@@ -266,6 +266,8 @@ void open_space(const Framework* framework, const Scenario& base, const nlohmann
   const bool host = base.cluster->host_link_bytes_per_s > 0 && base.cluster->host_memory_bytes_per_s > 0;
   space.may_offload = host && !base.training.forward_only() && !given("--optimizer-cpu-offload") &&
                       !given("--optimizer-offload-fraction");
+  space.may_place_encoder = base.model->encoder && framework == nullptr && !base.documents &&
+                            !base.training.forward_only() && !given("--encoder-placement");
 }
 
 Plan plan_of(const PlanRequest& request, const nlohmann::json& document) {

@@ -137,6 +137,12 @@ std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& p
   return out;
 }
 
+std::string encoder_of(const Scenario& base, const PlanPoint& point) {
+  const EncoderChoices& encoder = point.encoder ? *point.encoder : base.encoder;
+  const std::string ranks = encoder.own_ranks() > 0 ? fmt::format(" {}", encoder.own_ranks()) : "";
+  return name_of(encoder.placement) + ranks;
+}
+
 OrderedJson sizes_json(const Scenario& base, const PlanPoint& point) {
   return {{"schedule", point.family->name},
           {"tp", point.tp},
@@ -158,6 +164,7 @@ OrderedJson sizes_json(const Scenario& base, const PlanPoint& point) {
           {"pipeline_before_data", point.pipeline_before_data},
           {"dispatcher", point.ep > 1 ? OrderedJson(dispatcher_of(base, point)) : OrderedJson()},
           {"optimizer_offload", offloaded_part(base, point)},
+          {"encoder_placement", base.model->encoder ? OrderedJson(encoder_of(base, point)) : OrderedJson()},
           {"first_stage_layers", point.first_layers},
           {"last_stage_layers", point.last_layers}};
 }
@@ -197,6 +204,7 @@ std::vector<std::string> searched(const Plan& plan) {
   if (std::any_of(points.begin(), points.end(), [](const PlanPoint& p) { return p.dispatcher.has_value(); })) {
     out.emplace_back("dispatcher");
   }
+  if (plan.space().may_place_encoder) out.emplace_back("encoder");
   const bool uneven = plan.space().uneven_outer_stages && plan.base().stage_layers.empty();
   if (uneven) out.emplace_back("layers");
   return out;
@@ -251,6 +259,9 @@ std::string ranking_text(const Plan& plan, const std::vector<int>& ranking, int 
     add("offload", 0, [](const PlanPoint& p, const PlanResult&) {
       return p.offloads_optimizer ? "states" : "none";
     }).text = true;
+  }
+  if (plan.base().model->encoder) {
+    add("encoder", 1, [&](const PlanPoint& p, const PlanResult&) { return encoder_of(plan.base(), p); }).text = true;
   }
   const double best = to_seconds(plan.results()[to_size(rows.front())].iteration);
   add("iteration", 0, [](const PlanPoint&, const PlanResult& r) { return time_text(r.iteration); });

@@ -14,6 +14,7 @@ double gib(std::int64_t bytes);
 double tokens_per_device(const PlanPoint& point, const PlanResult& result);
 const char* recompute_of(const PlanPoint& point);
 std::string dispatcher_of(const Scenario& base, const PlanPoint& point);  // "deepep"
+std::string encoder_of(const Scenario& base, const PlanPoint& point);     // "bubbles", or "own-ranks 2"
 
 // Returns the frameworks that run a configuration as it is.
 std::vector<std::string_view> runners_of(const Scenario& base, const PlanPoint& point);

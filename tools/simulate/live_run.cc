@@ -44,7 +44,8 @@ PlannedSetup live_setup(const Json& request, const Scenario& scenario) {
     refuse_too_many_ops(schedule);
     return {.setup = std::make_unique<Setup>(scenario, std::move(schedule))};
   }
-  if (scenario.schedule == kAutomatic) return planned_setup(scenario);
+  const bool searched = scenario.encoder.placement == EncoderPlacement::bubbles;
+  if (scenario.schedule == kAutomatic || searched) return planned_setup(scenario);
   Schedule schedule = make_schedule(scenario);
   refuse_too_many_ops(schedule);
   return {.setup = std::make_unique<Setup>(scenario, std::move(schedule))};

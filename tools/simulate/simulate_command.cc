@@ -204,6 +204,11 @@ std::string gantt_text(const SimulateOptions& options, const Setup& setup, const
   return text_gantt(runs, gantt);
 }
 
+std::string encoder_text(const EncoderRun& run) {
+  return fmt::format("  encoder in bubbles: {}, in phases {} ({} simulated)\n", time_text(run.makespan),
+                     time_text(run.in_phases), counted(run.schedules, "schedule", "s"));
+}
+
 int simulate_one(const SimulateOptions& options) {
   bool interrupted = false;
   const nlohmann::json document = run_document(options, interrupted);
@@ -266,13 +271,18 @@ int simulate_one(const SimulateOptions& options) {
   OrderedJson results = simulation_json(setup, prediction, explained, memory, remedies, automatic);
   const PredictedScenario of{setup.scenario(), document, kSimulate, has_joint_blocks(setup.schedule())};
   if (planned.batch) results["documents"] = batch_json(setup.scenario(), *planned.batch);
+  if (planned.encoder) {
+    results["encoder"] = {{"in_phases_s", to_seconds(planned.encoder->in_phases)},
+                          {"schedules", planned.encoder->schedules}};
+  }
   add_assumptions(results, of);
   if (!others.empty()) results["comparison"] = comparison_json(setup, prediction, others);
   if (options.json) {
     fmt::print("{}", json_text(results, ScenarioFlags::effective(document)));
   } else {
-    fmt::print("{}{}{}", simulation_text(setup, prediction, results, automatic),
-               planned.batch ? batch_text(results["documents"]) : "", assumptions_text(of));
+    fmt::print("{}{}{}{}", simulation_text(setup, prediction, results, automatic),
+               planned.batch ? batch_text(results["documents"]) : "",
+               planned.encoder ? encoder_text(*planned.encoder) : "", assumptions_text(of));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) fmt::print("\n{}", gantt_text(options, setup, prediction, others));
