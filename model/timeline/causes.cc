@@ -138,11 +138,16 @@ std::string to_string(const IdleRoot& root) {
   return root.peer < 0 ? fmt::format("rank {}", root.rank) : fmt::format("link {}-{}", root.rank, root.peer);
 }
 
-std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline) {
+std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline,
+                                      std::span<const VertexId> same_as) {
   std::vector<IdleRoot> roots(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     roots[v] = {.rank = graph.rank_of(v)};
     if (graph[v].kind == VertexKind::offload) continue;
+    if (!same_as.empty() && same_as[v] != kNoVertex) {
+      roots[v] = roots[same_as[v]];
+      continue;
+    }
     if (graph[v].kind == VertexKind::transfer) {
       roots[v] = roots[graph.needs(v).front()];
       continue;
@@ -161,8 +166,8 @@ std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& time
   return roots;
 }
 
-std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline) {
-  const std::vector<IdleRoot> roots = roots_of_starts(graph, timeline);
+std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline, std::span<const VertexId> same_as) {
+  const std::vector<IdleRoot> roots = roots_of_starts(graph, timeline, same_as);
   VertexId last = kNoVertex;
   for (VertexId v = 0; v < graph.size(); ++v) {
     const VertexKind kind = graph[v].kind;

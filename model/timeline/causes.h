@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -70,14 +71,16 @@ struct RootedIdle {
 };
 
 // Returns by vertex the root of a wait for it: its rank, if that was busy until it started, otherwise that of what it
-// waited for.
-std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline);
+// waited for. `same_as` (empty: none) has by vertex an earlier one whose root it has, or kNoVertex.
+std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline,
+                                      std::span<const VertexId> same_as = {});
 
 // Returns the parts of all idle intervals with their roots. A wait for a transfer has its link as the root. A wait for
 // an op has the root of that op: its rank, if that was busy until the op started; otherwise the root of the larger part
 // of the wait before it. After its last op, a rank waits for the op that ends last. Waits for reductions, norms and
-// optimizer steps, and idle time without a wait, have no root and are left out.
-std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline);
+// optimizer steps, and idle time without a wait, have no root and are left out. `same_as` as above.
+std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline,
+                                   std::span<const VertexId> same_as = {});
 
 // Returns their sums by root, the longest first; `next` is not set.
 std::vector<RootedIdle> idle_by_root(const OpGraph& graph, const Timeline& timeline);

@@ -7,26 +7,34 @@
 
 namespace sluice::model {
 
+void CriticalPath::add(VertexKind kind, Duration duration) {
+  switch (kind) {
+    case VertexKind::compute:
+    case VertexKind::joint:
+    case VertexKind::recompute: compute += duration; break;
+    case VertexKind::transfer:
+    case VertexKind::offload: transfer += duration; break;
+    case VertexKind::collective: collective += duration; break;
+    case VertexKind::optimizer: optimizer += duration; break;
+  }
+}
+
+VertexId last_to_end(const OpGraph& graph, const Timeline& timeline) {
+  VertexId last = 0;
+  for (VertexId v = 1; v < graph.size(); ++v) {
+    if (std::pair(timeline.end[last], graph[v].lane) < std::pair(timeline.end[v], graph[last].lane)) last = v;
+  }
+  return last;
+}
+
 CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
   CriticalPath path;
   if (graph.size() == 0) return path;
-  VertexId v = 0;
-  for (VertexId other = 1; other < graph.size(); ++other) {
-    if (std::pair(timeline.end[v], graph[other].lane) < std::pair(timeline.end[other], graph[v].lane)) v = other;
-  }
+  VertexId v = last_to_end(graph, timeline);
   while (true) {
     path.vertices.push_back(v);
     const Duration start = timeline.start[v];
-    const Duration duration = timeline.end[v] - start;
-    switch (graph[v].kind) {
-      case VertexKind::compute:
-      case VertexKind::joint:
-      case VertexKind::recompute: path.compute += duration; break;
-      case VertexKind::transfer:
-      case VertexKind::offload: path.transfer += duration; break;
-      case VertexKind::collective: path.collective += duration; break;
-      case VertexKind::optimizer: path.optimizer += duration; break;
-    }
+    path.add(graph[v].kind, timeline.end[v] - start);
     if (start <= Duration::zero()) break;
     const LastNeed need = last_need(graph, timeline, v);
     // All of it if nothing was needed. A transfer that could have started earlier was queued for a link used by others.

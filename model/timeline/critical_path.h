@@ -18,7 +18,13 @@ struct CriticalPath {
   Duration collective{};
   Duration optimizer{};
   Duration idle{};  // a vertex started later than it could have (measured timelines only)
+
+  // Adds the duration of a vertex to that of its kind.
+  void add(VertexKind kind, Duration duration);
 };
+
+// Returns the vertex that ends last, of several the one on the lowest lane. Precondition: the graph has vertices.
+VertexId last_to_end(const OpGraph& graph, const Timeline& timeline);
 
 // Returns the path that ends last, of several that on the lowest lane. Of needs that were satisfied at the same time it
 // follows the first.

@@ -9,6 +9,7 @@
 
 #include "model/graph/fill_bytes.h"
 #include "model/graph/op_graph_data.h"
+#include "model/timeline/inbound.h"
 #include "model/to_size.h"
 
 namespace sluice::model {
@@ -25,6 +26,7 @@ struct Delta {
 
   std::int64_t sum() const { return activations + keys_values + buffers + gradients; }
   bool any() const { return (activations | keys_values | buffers | gradients) != 0; }
+  Delta times(std::int64_t n) const { return {n * activations, n * keys_values, n * buffers, n * gradients}; }
   Delta& operator+=(const Delta& other) {
     activations += other.activations;
     keys_values += other.keys_values;
@@ -58,6 +60,12 @@ class Account {
       at_peak_ = held_;
     }
     if (keep_) keep(time);
+  }
+
+  // The same for changes after which less is held than at the peak.
+  void apply_below_peak(const Delta& delta, std::int64_t times) {
+    held_ += delta.times(times);
+    sum_ += delta.sum() * times;
   }
 
   RankMemory take() {
@@ -446,6 +454,70 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
       }
     }
     free_reduced(Duration::max());
+    out.push_back(account.take());
+  }
+  return out;
+}
+
+std::optional<std::vector<RankMemory>> memory_over_time(const OpGraph& graph, const Timeline& timeline,
+                                                        const LeftOutBlocks& left_out) {
+  if (!graph.has_bytes()) return memory_over_time(graph, timeline, false);
+  if (!gradient_spans(graph, timeline).empty()) return std::nullopt;
+  Changes changes(graph);
+  std::vector<std::vector<VertexId>> ops(to_size(graph.schedule().num_ranks()));
+  std::vector<std::vector<Inbound>> inbound(ops.size());  // by rank, then by sender
+  for (std::vector<Inbound>& of : inbound) of.assign(ops.size(), Inbound(left_out.copies));
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Lane& lane = graph.lanes()[to_size(graph[v].lane)];
+    if (graph[v].kind == VertexKind::compute) ops[to_size(lane.rank)].push_back(v);
+    if (graph[v].kind != VertexKind::transfer) continue;
+    inbound[to_size(lane.peer)][to_size(lane.rank)].add(timeline.start[v], left_out.growth[v],
+                                                        changes.at(changes.row_of(graph[v])).sent);
+  }
+  std::vector<RankMemory> out;
+  for (std::size_t rank = 0; rank < ops.size(); ++rank) {
+    Account account(standing_by_class(graph, static_cast<int>(rank)), false);
+    const auto receive = [&](Duration time, bool may_be_peak) {
+      Duration last{0};
+      Delta received;
+      for (Inbound& link : inbound[rank]) link.receive(time, received.buffers, last);
+      if (may_be_peak) account.apply(last, received);
+      if (!may_be_peak) account.apply_below_peak(received, 1);
+    };
+    Delta block;  // its changes together
+    Duration begin{};
+    Duration growth{0};  // positive after an op of a block with copies
+    for (const VertexId v : ops[rank]) {
+      const Duration start = timeline.start[v];
+      const Change& change = changes.at(changes.row_of(graph[v]));
+      if (growth > Duration{0} && left_out.growth[v] <= Duration{0}) {
+        // If every state is followed by one with more bytes a block later, those of the copies are below the peak; so
+        // they are if none is followed by one with more.
+        std::int64_t most = block.sum();
+        for (const Inbound& link : inbound[rank]) {
+          const auto bytes = link.most_in(growth, begin, start + growth);
+          if (!bytes && block.sum() <= 0) return std::nullopt;
+          most += bytes.value_or(0);
+        }
+        if (block.sum() <= 0 && most > 0) return std::nullopt;
+        receive(begin + growth, true);
+        account.apply_below_peak(block, left_out.copies);
+        receive(start, false);
+      }
+      if (left_out.growth[v] > Duration{0}) {
+        if (growth <= Duration{0}) {
+          begin = start;
+          block = {};
+        }
+        block += change.start;
+        block += change.end;
+      }
+      growth = left_out.growth[v];
+      receive(start + Duration{1}, true);
+      account.apply(start, change.start);
+      receive(timeline.end[v], true);
+      account.apply(timeline.end[v], change.end);
+    }
     out.push_back(account.take());
   }
   return out;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -54,6 +55,19 @@ std::vector<GradientSpan> gradient_spans(const OpGraph& graph, const Timeline& t
 // starts; an offload frees what it copied to the host when it ends, and allocates it when the copy back starts. At the
 // same instant, ends free before starts allocate, and buffers are received before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
+
+// Blocks that repeat and that a timeline leaves out: `copies` after each block whose vertices have a positive `growth`
+// (by vertex), each later than the one before by that. Vertices on a lane grow alike, and the next block after the
+// copies, which is in the timeline, continues them.
+struct LeftOutBlocks {
+  int copies = 0;
+  std::vector<Duration> growth;
+};
+
+// The peaks of every rank with those blocks. Returns nothing if they may be in the middle of the copies: what a rank
+// holds must either grow from block to block, or not grow however the transfers that it receives meanwhile coincide.
+std::optional<std::vector<RankMemory>> memory_over_time(const OpGraph& graph, const Timeline& timeline,
+                                                        const LeftOutBlocks& left_out);
 
 // Returns the most bytes of offloaded activations that each rank has in host memory, from the starts of copies to the
 // host until the ends of those back.

@@ -196,27 +196,23 @@ class BatchesAlike {
 
 Duration repeated_period(const OpGraph& graph, const Prices& prices) {
   if (transfers_share(graph, prices.sharing)) return contended_period(graph, prices, repeated_lanes(graph));
-  return *repeated_period(graph, prices, graph.size(), nullptr);
+  std::vector<Duration> done;
+  return *repeated_period(graph, graph.size(), [&](LaneTimes& lane_free) {
+    sweep<false>(graph, prices, lane_free, nullptr, done);
+    return true;
+  });
 }
 
-std::optional<Duration> repeated_period(const OpGraph& graph, const Prices& prices, std::int64_t size,
-                                        const std::function<std::optional<Duration>(const Timeline&)>& later) {
+std::optional<Duration> repeated_period(const OpGraph& graph, std::int64_t size,
+                                        const std::function<bool(LaneTimes&)>& repeat) {
   const std::vector<std::size_t> lanes = repeated_lanes(graph);
   constexpr std::int64_t kMaxVisits = 400'000'000;
   std::int64_t rounds = most_rounds(graph, size, kMaxVisits);
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
-  Timeline times;
   std::vector<LaneTimes> history;
-  Duration left_out{0};  // of all repetitions
   for (std::int64_t round = 0; round < rounds; ++round) {
-    sweep<false>(graph, prices, lane_free, later ? &times.start : nullptr, times.end);
+    if (!repeat(lane_free)) return std::nullopt;
     history.push_back(lane_free);
-    if (later) {
-      const std::optional<Duration> more = later(times);
-      if (!more) return std::nullopt;
-      left_out += *more;
-      for (Duration& free : history.back()) free += left_out;
-    }
     // No repetition takes longer than the first.
     if (round == 0) rounds = rounds_in_range(rounds, *std::max_element(history[0].begin(), history[0].end()));
     if (const std::optional<Duration> growth = constant_growth(history, lanes, false)) return growth;

@@ -7,6 +7,7 @@
 #include "model/cost/price.h"
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
+#include "sim/engine/sweep.h"
 
 namespace sluice::sim {
 
@@ -19,12 +20,11 @@ namespace sluice::sim {
 // constant once two successive values are equal. Precondition: the schedule flushes.
 Duration repeated_period(const OpGraph& graph, const Prices& prices);
 
-// The same for a schedule whose shortened one has `graph`, with prices without sharing. `later` returns by how much
-// every lane is free later after a repetition of the whole schedule than after one of the short schedule, whose times
-// it is given (of steps and collectives none); nothing if that does not follow, and then nothing is returned. `size` is
-// the number of vertices of the whole schedule.
-std::optional<Duration> repeated_period(const OpGraph& graph, const Prices& prices, std::int64_t size,
-                                        const std::function<std::optional<Duration>(const Timeline&)>& later);
+// The same for a schedule with `size` vertices whose shortened one has `graph`, without shared links. `repeat` is
+// called for each repetition of the whole schedule: it turns the times when lanes are free before it into those after
+// it, which steps and collectives have no part in. Returns nothing if it returns false.
+std::optional<Duration> repeated_period(const OpGraph& graph, std::int64_t size,
+                                        const std::function<bool(LaneTimes&)>& repeat);
 
 // Time per batch of a schedule without a flush, from the batches that it spans. `constant`: over some number of batches
 // everything in as many batches as an op depends on is later by the same time, so that it is in all batches that follow

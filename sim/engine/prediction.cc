@@ -7,25 +7,35 @@
 namespace sluice::sim {
 
 std::size_t path_length(const Prediction& prediction) {
-  const std::size_t once = prediction.critical_path.vertices.size();
-  if (!prediction.repetition) return once;
-  const RepeatedPart& of = *prediction.repetition;
-  return once + (of.path_end - of.path_begin) * to_size(of.times);
+  if (!prediction.repetition) return prediction.critical_path.vertices.size();
+  std::size_t length = 0;
+  for (const PathPiece& piece : prediction.repetition->path) length += (piece.end - piece.begin) * to_size(piece.times);
+  return length;
 }
 
 PathStep path_step(const Prediction& prediction, std::size_t index) {
   const std::vector<VertexId>& path = prediction.critical_path.vertices;
-  if (!prediction.repetition || index < prediction.repetition->path_end) return {.vertex = path[index]};
-  const RepeatedPart& of = *prediction.repetition;
-  const std::size_t part = of.path_end - of.path_begin;
-  const auto later = static_cast<int>(std::min((index - of.path_end) / part + 1, to_size(of.times)));
-  return {
-      .vertex = path[index - part * to_size(later)], .later = later * of.time, .microbatches = later * of.microbatches};
+  if (!prediction.repetition) return {.vertex = path[index]};
+  for (const PathPiece& piece : prediction.repetition->path) {
+    const std::size_t size = piece.end - piece.begin;
+    if (index < size * to_size(piece.times)) {
+      const auto time = static_cast<int>(index / size);
+      return {.vertex = path[piece.begin + index % size],
+              .later = piece.later + time * piece.more,
+              .microbatches = piece.microbatches + time * piece.more_microbatches};
+    }
+    index -= size * to_size(piece.times);
+  }
+  return {};
 }
 
 int times_on_path(const Prediction& prediction, std::size_t index) {
-  const auto& of = prediction.repetition;
-  return of && index >= of->path_begin && index < of->path_end ? of->times + 1 : 1;
+  if (!prediction.repetition) return 1;
+  int times = 0;
+  for (const PathPiece& piece : prediction.repetition->path) {
+    if (index >= piece.begin && index < piece.end) times += piece.times;
+  }
+  return times;
 }
 
 int later_microbatch(const Schedule& simulated, int num_microbatches, int microbatch, int later) {

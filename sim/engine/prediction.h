@@ -32,6 +32,18 @@ struct Fit {
   std::int64_t capacity_bytes = 0;
 };
 
+// Consecutive vertices of a critical path, from index `begin` to `end`, which the path of the whole schedule passes
+// `times` times: first `later` than in the simulated schedule, then each time `more`.
+struct PathPiece {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  int times = 1;
+  Duration later{};
+  Duration more{};
+  int microbatches = 0;  // by which those of the vertices are later, of all routes
+  int more_microbatches = 0;
+};
+
 // What the prediction of a whole schedule from a shortened one left out (sim/engine/shortened.h): `times` parts of the
 // steady state, each of `microbatches` and with the length `time`, after which everything repeats.
 struct RepeatedPart {
@@ -39,9 +51,7 @@ struct RepeatedPart {
   int microbatches = 0;  // of a part, of all routes
   int times = 0;
   Duration time{};
-  // The vertices of the critical path, by index, that are repeated `times` times after `path_end`.
-  std::size_t path_begin = 0;
-  std::size_t path_end = 0;
+  std::vector<PathPiece> path;         // the critical path, in its order
   std::vector<RootedIdle> idle_roots;  // as by idle_by_root, of the whole schedule
 };
 

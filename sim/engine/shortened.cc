@@ -11,6 +11,7 @@
 #include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/period.h"
+#include "sim/engine/phases.h"
 #include "sim/engine/predict.h"
 #include "sim/engine/steady_state.h"
 
@@ -160,16 +161,14 @@ class Extrapolation {
   int times_;
 };
 
-// Whether the sums of times of the whole schedule are far from the range of Duration; otherwise pricing it may fail.
-bool in_range(const Prediction& two, int times) {
+// Whether `times` the sum of all times is far from the range of Duration; otherwise pricing the whole schedule may
+// fail.
+bool in_range(const Prices& prices, double times) {
   constexpr double kLongest = 3e18;  // ns
-  const auto sum = [](const Prediction& of) {
-    double out = 0;
-    for (const Duration each : of.prices.duration) out += static_cast<double>(each.count());
-    for (const Duration each : of.prices.lane_latency) out += static_cast<double>(each.count());
-    return out;
-  };
-  return sum(two) * (times + 1.0) < kLongest;
+  double sum = 0;
+  for (const Duration each : prices.duration) sum += static_cast<double>(each.count());
+  for (const Duration each : prices.lane_latency) sum += static_cast<double>(each.count());
+  return sum * times < kLongest;
 }
 
 std::optional<ShortenedPrediction> extrapolated(const Scenario& scenario, const Family& family, Proven first) {
@@ -184,23 +183,41 @@ std::optional<ShortenedPrediction> extrapolated(const Scenario& scenario, const 
   const OpGraph& longer_graph = second.setup->graph();
   RepeatedPart repetition{.simulated = first.brief.schedule.num_microbatches(),
                           .microbatches = blocks * first.brief.unit,
-                          .times = first.brief.removed / blocks,
-                          .path_begin = first.part.begin,
-                          .path_end = first.part.end};
+                          .times = first.brief.removed / blocks};
   repetition.time = first.extension.time / repetition.times;
+  repetition.path = {{.begin = 0, .end = first.part.end},
+                     {.begin = first.part.begin,
+                      .end = first.part.end,
+                      .times = repetition.times,
+                      .later = repetition.time,
+                      .more = repetition.time,
+                      .microbatches = repetition.microbatches,
+                      .more_microbatches = repetition.microbatches},
+                     {.begin = first.part.end,
+                      .end = one.critical_path.vertices.size(),
+                      .later = repetition.time * repetition.times,
+                      .microbatches = repetition.microbatches * repetition.times}};
   const Extrapolation whole(one, two, repetition.time, repetition.times);
   const std::size_t part = first.part.end - first.part.begin;
   if (two.critical_path.vertices.size() != one.critical_path.vertices.size() + part ||
       !second.steady.roots_repeat(roots_of_starts(longer_graph, two.timeline), blocks) ||
-      !in_range(two, repetition.times)) {
+      !in_range(two.prices, repetition.times + 1.0)) {
     return std::nullopt;
   }
-  const auto later = [&](const Timeline& times) -> std::optional<Duration> {
+  LaneTimes short_free(graph.lanes().size(), Duration{0});
+  Duration left_out{0};  // of all repetitions
+  Timeline times;
+  const auto repeat = [&](LaneTimes& lane_free) {
+    sweep<false>(graph, one.prices, short_free, &times.start, times.end);
     const auto more = run.steady.extension(one.prices, times);
-    return more ? std::optional(more->time) : std::nullopt;
+    if (!more) return false;
+    left_out += more->time;
+    std::transform(short_free.begin(), short_free.end(), lane_free.begin(),
+                   [&](Duration free) { return free + left_out; });
+    return true;
   };
   const std::int64_t size = graph.size() + std::int64_t{longer_graph.size() - graph.size()} * repetition.times;
-  const auto period = repeated_period(graph, one.prices, size, later);
+  const auto period = repeated_period(graph, size, repeat);
   ShortenedPrediction out{.setup = nullptr, .prediction = one};
   if (!period || !whole.apply(out.prediction)) return std::nullopt;
   out.prediction.period = *period;
@@ -209,6 +226,34 @@ std::optional<ShortenedPrediction> extrapolated(const Scenario& scenario, const 
   complete(*run.setup, out.prediction);
   out.setup = std::move(run.setup);
   return out;
+}
+
+constexpr int kFewestOfPhases = 8;  // microbatches
+
+// The prediction of a schedule of phases, in each of which ranks repeat a block of their own.
+std::optional<ShortenedPrediction> of_phases(const Scenario& scenario, const Family& family,
+                                             const FamilyParams& params) {
+  for (int kept = kFewestOfPhases; kept <= params.microbatches / kLeastShortening; kept *= 2) {
+    const auto brief = shorten_phases(family, params, kept);
+    if (!brief) break;
+    auto setup = std::make_unique<Setup>(scenario, brief->schedule, scenario.microbatches);
+    const OpGraph& graph = setup->graph();
+    const Prices prices = price(graph, setup->cost());
+    if (!prices.sharing.empty() || !in_range(prices, 2.0 * params.microbatches / kept)) break;
+    const PhasedRun run(graph, *brief);
+    Timeline timeline;
+    LaneTimes free(graph.lanes().size(), Duration{0});
+    if (!run.simulate(prices, true, free, timeline)) continue;
+    auto prediction = run.measured(prices, timeline);
+    if (!prediction) continue;
+    const auto repeat = [&](LaneTimes& lane_free) { return run.simulate(prices, false, lane_free, timeline); };
+    const auto period = repeated_period(graph, run.whole_size(), repeat);
+    if (!period) continue;
+    prediction->period = *period;
+    complete(*setup, *prediction);
+    return ShortenedPrediction{.setup = std::move(setup), .prediction = std::move(*prediction)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -221,6 +266,7 @@ std::optional<ShortenedPrediction> predict_shortened(const Scenario& scenario) t
   if (!may_repeat(scenario, family)) return std::nullopt;
   const FamilyParams params = family_params(scenario);
   if (num_ops(family, params) > static_cast<double>(kMaxOps)) return std::nullopt;
+  if (shorten_phases(family, params, kFewestOfPhases)) return of_phases(scenario, family, params);
   auto first = first_proven(scenario, family, params);
   return first ? extrapolated(scenario, family, std::move(*first)) : std::nullopt;
 } catch (const InputError&) {

@@ -16,10 +16,10 @@ struct ShortenedPrediction {
 
 // Predicts a scenario from two shortened schedules, in a time that does not depend on its number of microbatches. Every
 // result equals that of `predict`, which simulates the whole schedule: SteadyState proves that of the first, and the
-// second, which has one part more, shows what every further part adds. Returns nothing if there is no proof, or less
-// than nine tenths of the schedule would be left out: for schedules that are searched for, read from a file, without a
-// flush, or whose lists do not repeat every few microbatches (gpipe, terapipe, looped-bfs), with slow ranks or links,
-// jitter, links that share resources, or measured kernels, and where an input is invalid.
+// second, which has one part more, shows what every further part adds. For a schedule of phases (phases.h) one of them
+// is enough. Returns nothing if there is no proof, or less than nine tenths of the schedule would be left out: for
+// schedules that are searched for, read from a file, or without a flush, with slow ranks or links, jitter, links that
+// share resources, or measured kernels, and where an input is invalid.
 std::optional<ShortenedPrediction> predict_shortened(const Scenario& scenario);
 
 }  // namespace sluice::sim
