@@ -10,6 +10,7 @@
 #include "model/schedule/family.h"
 #include "model/slicing/balanced.h"
 #include "sim/engine/parallel.h"
+#include "sim/engine/shortened.h"
 
 namespace sluice::sim {
 namespace {
@@ -111,6 +112,12 @@ std::vector<Change> changes_of(const Scenario& scenario, int layers) {
   return out;
 }
 
+// Whether the graph has more than the most vertices, most of which are ops and transfers.
+bool is_long(const Scenario& scenario) {
+  return !names_file(scenario.schedule) && scenario.schedule != kAutomatic &&
+         2 * num_ops(find_family(scenario.schedule), family_params(scenario)) > kMostVertices;
+}
+
 }  // namespace
 
 bool fit_advice_is_quick(const Setup& setup) { return setup.graph().size() <= kMostVertices; }
@@ -128,7 +135,9 @@ std::vector<Remedy> what_would_fit(const Setup& setup) {
     try {
       Scenario changed = plain;
       change.apply(changed);
-      const Prediction prediction = predict(Setup(changed));
+      const auto brief = predict_shortened(changed);
+      if (!brief && is_long(changed)) return;
+      const Prediction prediction = brief ? brief->prediction : predict(Setup(changed));
       if (!prediction.fit || !prediction.fit->fits) return;
       found[i] = {change.flags, prediction.iteration_s(), prediction.fit->needed_bytes};
     } catch (const InputError&) {

@@ -17,7 +17,8 @@ struct Remedy {
 
 // For a scenario that does not fit, returns at most five changes that make it fit, fastest first; empty if none does.
 // Tries more recomputation, a distributed optimizer, sequence parallelism, half the microbatch, twice the slices, a
-// family with less memory, and pairs of the first three, and predicts each.
+// family with less memory, and pairs of the first three, and predicts each, but no change with more than two million
+// vertices to simulate.
 std::vector<Remedy> what_would_fit(const Setup& setup);
 
 // Whether `what_would_fit` is fast: false for graphs with more than two million vertices.

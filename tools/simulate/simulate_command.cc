@@ -170,18 +170,11 @@ void write_pictures(const SimulateOptions& options, const nlohmann::json& docume
 }
 
 // Whether all results are sums and peaks of a run, for which not every op is needed. (The parts of ops with experts are
-// counted in the graph, and remedies for too little memory are those of the whole run.)
+// counted in the graph.)
 bool without_ops(const SimulateOptions& options, const Scenario& scenario) {
   const bool files = !options.trace.empty() || !options.chakra.empty() || !options.ops.empty() ||
                      !options.svg.empty() || !options.report.empty();
   return !files && !options.gantt && options.explain_memory.empty() && scenario.training.ep == 1;
-}
-
-std::optional<ShortenedPrediction> shortened(const SimulateOptions& options, const Scenario& scenario) {
-  if (!without_ops(options, scenario)) return std::nullopt;
-  auto out = predict_shortened(scenario);
-  const bool fits = !out || !out->prediction.fit || out->prediction.fit->fits;
-  return fits ? std::move(out) : std::nullopt;
 }
 
 // Returns the timelines of the run and of those that it is compared with, on one time axis.
@@ -214,7 +207,8 @@ int simulate_one(const SimulateOptions& options) {
   const nlohmann::json document = run_document(options, interrupted);
   const Scenario scenario = ScenarioFlags::read(document, options.file);
   if (options.live && scenario.documents) throw InputError("--live has no lengths of documents (--lengths)");
-  std::optional<ShortenedPrediction> brief = shortened(options, scenario);
+  std::optional<ShortenedPrediction> brief;
+  if (without_ops(options, scenario)) brief = predict_shortened(scenario);
   PlannedSetup planned;
   if (brief) planned.setup = std::move(brief->setup);
   if (!brief) planned = planned_until_interrupted(scenario);
@@ -284,6 +278,9 @@ int simulate_one(const SimulateOptions& options) {
                planned.batch ? batch_text(results["documents"]) : "",
                planned.encoder ? encoder_text(*planned.encoder) : "", assumptions_text(of));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
+    if (!explained.empty() && !prediction.repetition) {
+      fmt::print("\nEvery op of all {} microbatches was simulated.\n", setup.schedule().num_microbatches());
+    }
     if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) fmt::print("\n{}", gantt_text(options, setup, prediction, others));
     if (!others.empty()) fmt::print("\n{}", comparison_table(results["comparison"]));
