@@ -318,12 +318,34 @@ std::string results_of(const OpGraph& graph, int microbatches, const Prediction&
   return out;
 }
 
+// Bytes at random, so that what is received may be more than what an op frees.
+class DrawnBytes : public Bytes {
+ public:
+  explicit DrawnBytes(std::mt19937& random) {
+    std::uniform_int_distribution<int> bytes(0, 60);
+    for (int* field : {&held_, &forward_, &backward_}) *field = bytes(random);
+  }
+  SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override {
+    SliceBytes out = Bytes::slice(stage, shape, slice);
+    out.activations_to_input_gradient = held_;
+    out.activations_to_weight_gradient = slice;
+    out.transfer_forward = forward_ + slice;
+    out.transfer_backward = backward_;
+    return out;
+  }
+
+ private:
+  int held_ = 0;
+  int forward_ = 0;
+  int backward_ = 0;
+};
+
 // A run of a schedule of phases with random costs and bytes; returns whether its results are proven.
 bool compare_phases(const Family& family, const FamilyParams& params, int kept, bool even, std::mt19937& random) {
   const auto brief = shorten_phases(family, params, kept);
   if (!brief) return false;
   std::uniform_int_distribution<int> option(0, 3);
-  const Bytes bytes;
+  const DrawnBytes bytes(random);
   const LoweringOptions options{.footprint = &bytes,
                                 .data_parallel = 1 + option(random) % 2,
                                 .overlap_grad_reduce = option(random) == 0,
@@ -378,10 +400,10 @@ TEST(PhasedRun, HasTheResultsOfTheWholeRun) {
       }
     }
     std::printf("%-20s %d of %d uneven and %d of %d even runs proven\n", name, proven[0], runs[0], proven[1], runs[1]);
-    // With several chunks, which rank delays a later phase may change in the middle of it.
-    const bool chunked = family.fixed_chunks == 0;
-    EXPECT_GE(proven[1], chunked ? runs[1] / 2 : runs[1]);
-    EXPECT_GE(proven[0], chunked ? runs[0] / 4 : runs[0]);
+    // With several chunks, which rank delays a later phase may change in the middle of it; and where ops free less than
+    // ranks receive meanwhile, the peak may be anywhere.
+    EXPECT_GT(proven[1], runs[1] / 3);
+    EXPECT_GT(proven[0], runs[0] / 4);
   }
 }
 
