@@ -205,7 +205,7 @@ void add_shared(const Options& block, const BlockCall& call, const ExpertSizes& 
   repeat_with(RecomputeModule::shared_experts, out, out.size() - 2);
   add_linear(out, training, "shared expert out", s.rows, e.shared, s.hidden);
   repeat_with(RecomputeModule::shared_experts, out, out.size() - 1);
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", reduced_bytes(training, s)));
+  if (training.tp > 1) out.push_back(layer_reduce("all-reduce of shared expert", training, s));
   if (block.experts.shared_gate) out.push_back(memory("gate of shared expert", 6 * s.split * s.hidden, 2));
   mark(out, first, LayerPart::experts);
   mark(out, first, GraphModule::moe_router);
@@ -221,7 +221,7 @@ void add_shared_gradient(const Options& block, const BlockCall& call, const Expe
   add_linear_gradient(out, training, "d shared expert out", s.rows, s.hidden, e.shared);
   out.push_back(memory("d activation of shared expert", 2 * s.rows * (e.shared + 2 * e.shared_in)));
   add_linear_gradient(out, training, "d shared expert in", s.rows, e.shared_in, s.hidden);
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", reduced_bytes(training, s)));
+  if (training.tp > 1) out.push_back(layer_reduce("all-reduce of d shared expert", training, s));
   mark(out, first, LayerPart::experts);
   mark(out, first, GraphModule::moe_router);
   out.push_back(memory("sum with d shared expert", 6 * s.split * s.hidden));

@@ -59,6 +59,7 @@ enum class KernelClass : std::uint8_t {
   cast,        // the same, to operands of a narrow format
   all_reduce,  // over the tensor-parallel group; bytes of the whole tensor
   all_gather,
+  scatter_gather,      // a reduce-scatter and an all-gather: an all-reduce with sequence parallelism
   expert_all_to_all,   // bytes that each rank of the group starts with
   expert_all_gather,   // over the ranks of an expert; bytes of the whole tensor, also of a reduce-scatter
   context_all_to_all,  // bytes that each rank of the group starts with

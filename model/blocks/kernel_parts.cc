@@ -71,16 +71,18 @@ KernelCall linear_weight(const Training& training, std::string_view name, double
       {.m = k, .n = n, .k = rows, .result_bytes = 2.0 * training.gradient_bytes, .pass = GemmPass::weight_gradient});
 }
 
-double reduced_bytes(const Training& training, const Sizes& s) {
+KernelCall layer_reduce(std::string_view name, const Training& training, const Sizes& s) {
   const double gathered = training.sequence_parallel ? traits_of(training.precision).bytes : 2;
-  return (1 + gathered / 2) * s.rows * s.hidden;
+  return {.name = name,
+          .kind = training.sequence_parallel ? KernelClass::scatter_gather : KernelClass::all_reduce,
+          .bytes = (1 + gathered / 2) * s.rows * s.hidden};
 }
 
 void add_tensor_collectives(Kernels& out, const Training& training, const Sizes& s, std::string_view name,
                             const GemmShape& gathered, const GemmShape& reduced) {
   if (training.tp == 1) return;
   if (!training.tp_comm_overlap || !training.sequence_parallel) {
-    out.push_back(all_reduce(name, reduced_bytes(training, s)));
+    out.push_back(layer_reduce(name, training, s));
     return;
   }
   const auto add = [&](std::string_view collective, double element_bytes, const GemmShape& gemm) {

@@ -29,9 +29,9 @@ KernelCall linear_weight(const Training& training, std::string_view name, double
 // The same for GEMMs of any shape: with its operands in the training's precision, and the cast of `elements`.
 KernelCall narrow_product(const Training& training, std::string_view name, GemmShape shape);
 void add_cast(Kernels& out, std::string_view name, const Cast& cast, double elements);
-// The bytes of a tensor-parallel all-reduce of rows x hidden in 16 bits; under sequence parallelism the all-gather, one
-// half of it, moves what is cast already.
-double reduced_bytes(const Training& training, const Sizes& s);
+// The tensor-parallel all-reduce of rows x hidden in 16 bits after or before linear layers: under sequence parallelism
+// a reduce-scatter, and an all-gather of what is cast already.
+KernelCall layer_reduce(std::string_view name, const Training& training, const Sizes& s);
 // The tensor-parallel communication before and after linear layers in one direction: an all-reduce, or under sequence
 // parallelism the all-gather that the GEMM `gathered` needs and the reduce-scatter of what `reduced` computes, which
 // tp_comm_overlap hides behind them.

@@ -163,6 +163,9 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   double seconds = 0;
   switch (call.kind) {
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
+    case KernelClass::scatter_gather:
+      seconds = collectives_.scatter_gather_s(placement_.tensor_group(), call.bytes);
+      break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::expert_all_to_all: seconds = dispatch_s(call); break;
     case KernelClass::expert_all_gather:

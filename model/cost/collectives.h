@@ -18,6 +18,10 @@ class Collectives {
   double all_reduce_s(const Reach& reach, double bytes) const { return ring_s(reach, bytes, 2); }
   double all_gather_s(const Reach& reach, double bytes) const { return ring_s(reach, bytes, 1); }
   double reduce_scatter_s(const Reach& reach, double bytes) const { return ring_s(reach, bytes, 1); }
+  // A reduce-scatter and an all-gather, of which NCCL has no trees. On one node, as an all-reduce.
+  double scatter_gather_s(const Reach& reach, double bytes) const {
+    return reach.nodes == 1 ? all_reduce_s(reach, bytes) : reduce_scatter_s(reach, bytes) + all_gather_s(reach, bytes);
+  }
 
   // Every rank starts with `bytes` and sends 1/size of them to each other rank. Point to point and concurrent: within
   // the node over its ports, and at the same time to other nodes over the network.

@@ -150,6 +150,28 @@ TEST(Explain, NamesTheBoundOfAKernel) {
   EXPECT_EQ(limit(small, "waiting for the host"), "host");
 }
 
+// Over 4 nodes, reduce-scatter and all-gather have 31 steps of a ring each, while an all-reduce has those of a tree: 2
+// levels over the nodes and 7 GPUs, and back. Both move the same bytes at the same speed.
+TEST(Analytic, SequenceParallelismHasRingsOverNodes) {
+  const auto seconds = [](int tp, bool sequence_parallel) {
+    Training training = training_of(tp, 1, 2048);
+    training.sequence_parallel = sequence_parallel;
+    const Explained run = explained("1f1b", training, "gpt3-175b.json");
+    for (const KernelPart& part : run.cost.parts(OpKind::F, 0, {1, 2048, 0})) {
+      for (const KernelCall& call : part.calls) {
+        if (call.name == "all-reduce 1") return run.cost.kernel_s(call);
+      }
+    }
+    return 0.0;
+  };
+  const Cluster cluster = load_cluster("dgx-a100-80gb", 4);
+  const double tree = 2 * (2 * cluster.inter_node.collective_step_s + 7 * cluster.intra_node.collective_step_s);
+  const double rings = 62 * cluster.inter_node.collective_step_s + cluster.inter_node.collective_latency_s;
+  EXPECT_NEAR(seconds(32, true) - seconds(32, false), rings - tree, 1e-9);
+  EXPECT_GT(seconds(8, false), 0);
+  EXPECT_DOUBLE_EQ(seconds(8, true), seconds(8, false)) << "one node";
+}
+
 TEST(Explain, StagesAreDistinctByTheirContents) {
   const Explained run = explained("1f1b", training_of(1, 4, 2048));
   EXPECT_THAT(distinct_stages(run.cost, 4), ElementsAre(0, 1, 3));
