@@ -18,7 +18,8 @@ std::int64_t vision_parameters(JsonReader config) {
   const bool siglip = type == "siglip_vision_model";
   const bool clip = type == "clip_vision_model";
   const bool pixtral = type == "pixtral";
-  if (const auto encoder = encoder_of(config)) return encoder_parameters(*encoder, 1, encoder_stages(*encoder, 1).front());
+  if (const auto encoder = encoder_of(config))
+    return encoder_parameters(*encoder, 1, encoder_stages(*encoder, 1).front());
   if (!siglip && !clip && !pixtral) return 0;
   const auto size = [&](const char* key) { return config.integer(key, 1, kMostEncoderSize); };
   for (const char* key : {"num_hidden_layers", "hidden_size", "intermediate_size", "patch_size"}) {

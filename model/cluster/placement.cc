@@ -121,6 +121,18 @@ Reach Placement::reach(int pipeline, int replica, int size, int stride) const {
   return out;
 }
 
+Reach Placement::first_ranks(int count) const {
+  Reach out{.size = count, .nodes = 0, .per_node = count};
+  int members = 0;
+  for (int rank = 0; rank < count; ++rank) {
+    ++members;
+    if (rank + 1 < count && node_of(world_rank(rank + 1, 0)) == node_of(world_rank(rank, 0))) continue;
+    ++out.nodes;
+    out.per_node = std::min(out.per_node, std::exchange(members, 0));
+  }
+  return out;
+}
+
 Reach Placement::pair(int a, int b) const {
   for (int replica = 0; replica < std::min<std::int64_t>(replicas(), period()); ++replica) {
     if (node_of(world_rank(a, replica)) != node_of(world_rank(b, replica)))

@@ -42,6 +42,8 @@ class Placement {
   Reach expert_shard_group() const { return expert_shard_; }
   Reach expert_copy_group() const { return expert_copy_; }
   Reach world_group() const { return world_; }
+  // The first `count` pipeline ranks of the same replica.
+  Reach first_ranks(int count) const;
   // Pipeline ranks `a` and `b` of the same replica.
   Reach pair(int a, int b) const;
   // Number of GPUs of one node that send concurrently when all replicas of pipeline rank `a` send to rank `b` on other

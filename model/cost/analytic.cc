@@ -488,9 +488,12 @@ double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t b
     case CollectiveKind::gradient_reduce: return reduce_s(contents(stage), size);
     case CollectiveKind::parameter_gather: return gather_s(contents(stage), size);
     case CollectiveKind::replica_reduce:
-    case CollectiveKind::tied_embedding:
+    case CollectiveKind::tied_embedding: {
       if (training_.pp == 1) return 0;
-      return collectives_.all_reduce_s(placement_.pair(0, training_.pp - 1), size);
+      const int all = contents(stage).encoder_ranks;
+      return collectives_.all_reduce_s(all > 1 ? placement_.first_ranks(all) : placement_.pair(0, training_.pp - 1),
+                                       size);
+    }
     case CollectiveKind::global_norm: return collectives_.all_reduce_s(placement_.world_group(), size);
   }
   return 0;
@@ -602,18 +605,11 @@ std::vector<KernelPart> AnalyticCost::parts_of(OpKind kind, int stage, const Sli
 // Its parameters are sharded with the embedding's.
 void AnalyticCost::add_encoder(OpKind kind, const StageContents& held, const SliceShape& slice,
                                std::vector<KernelPart>& parts) const {
-  using Kind = KernelPart::Kind;
   EncoderKernels kernels = encoder_kernels(*model_.encoder, training_, kind, slice, held);
-  std::vector<KernelPart> added;
-  if (!kernels.layer.empty()) {
-    added.push_back({.kind = Kind::embedding,
-                     .repeats = held.encoder_layers,
-                     .calls = std::move(kernels.layer),
-                     .name = "encoder layer"});
-  }
-  if (!kernels.ends.empty()) {
-    added.push_back({.kind = Kind::embedding, .calls = std::move(kernels.ends), .name = "patches, merger"});
-  }
+  using Kind = KernelPart::Kind;
+  std::vector<KernelPart> added = {{Kind::embedding, held.encoder_layers, std::move(kernels.layer), 0, "encoder layer"},
+                                   {Kind::embedding, 1, std::move(kernels.ends), 0, "patches, merger"}};
+  std::erase_if(added, [](const KernelPart& part) { return part.calls.empty(); });
   set_launches(training_, software_, added);
   std::move(added.begin(), added.end(), std::back_inserter(parts));
 }

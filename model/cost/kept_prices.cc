@@ -14,8 +14,8 @@ namespace {
 auto add(const KeptPrices::Part& part, std::array<std::int64_t, 12>::iterator to) {
   const StageContents& held = part.contents;
   const int flags = (held.embedding ? 1 : 0) + (held.head ? 2 : 0) + (held.tied_copy ? 4 : 0) +
-                    (held.mtp_embedding ? 8 : 0) + 16 * static_cast<int>(part.kind) +
-                    (held.encoder_begin ? 256 : 0) + (held.encoder_end ? 512 : 0) + 1024 * held.encoder_layers;
+                    (held.mtp_embedding ? 8 : 0) + 16 * static_cast<int>(part.kind) + (held.encoder_begin ? 256 : 0) +
+                    (held.encoder_end ? 512 : 0) + 1024 * held.encoder_layers;
   const auto packed = [](int high, int low) { return (std::int64_t{high} << 32) + low; };
   *to++ = packed(flags, part.layer);
   *to++ = packed(held.layers, held.expert_layers);

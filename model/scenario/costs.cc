@@ -115,7 +115,8 @@ std::vector<StageContents> split_stages(const Model& model, const Schedule& sche
   std::vector<StageContents> stages = split_layers(model, schedule.num_stages() - encoder, explicit_layers,
                                                    first_layers, last_layers, mtp_stage, predictions);
   if (encoder > 0) {
-    const std::vector<StageContents> parts = encoder_stages(*model.encoder, encoder);
+    std::vector<StageContents> parts = encoder_stages(*model.encoder, encoder);
+    for (StageContents& part : parts) part.encoder_ranks = schedule.num_routes();
     stages.front().encoder_layers = 0;
     stages.front().encoder_begin = stages.front().encoder_end = false;
     stages.insert(stages.begin(), parts.begin(), parts.end());
@@ -264,6 +265,7 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
       require(!packs_documents(schedule) || has_context(PartKind::layer) || has_context(PartKind::attention),
               "/batch/lengths: packed documents require a cost file of a profile with context (prefixes of slices)");
       refuse_vocabulary(schedule, "a cost file has no times of them");
+      require(schedule.encoder_stages() == 0, "/parallelism/encoder_placement: a cost file has no times of an encoder");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) rest = analytic();
       cost_ = std::make_unique<FittedCost>(std::move(*table), scenario_.training, stages_, std::move(rest),

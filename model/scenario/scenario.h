@@ -16,7 +16,6 @@
 #include "model/scenario/automatic.h"
 #include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"
-#include "model/schedule/encoder_stages.h"
 #include "model/schedule/schedule.h"
 
 namespace sluice::model {

@@ -83,21 +83,21 @@ void read_graph_modules(JsonReader& parallelism, const std::optional<Model>& mod
 
 void read_encoder(const nlohmann::json& document, Scenario& scenario) {
   const EncoderChoices& encoder = scenario.encoder;
-  const auto require = [&](bool there, const char* key, const char* what) {
-    if (!there) throw InputError(fmt::format("{}: {}: {}", scenario.source, key, what));
+  const auto require = [&](bool there, const char* rule) {
+    if (!there) throw InputError(fmt::format("{}: {}", scenario.source, rule));
   };
   const std::string images = document.value(nlohmann::json::json_pointer("/batch/images"), std::string());
   const bool given = !images.empty() && images != "none";
   const bool modeled = scenario.model.has_value();
-  require(modeled || !given, "/batch/images", "requires a model (--model)");
-  require(!modeled || given || !(encoder.frozen || encoder.apart() || encoder.tp > 0), "/batch/images",
-          "required by the settings of the encoder");
-  require(modeled || !encoder.frozen || encoder.apart(), "/batch/freeze_encoder",
-          "requires a model with images, or stages of the encoder (--encoder-placement)");
-  require(encoder.tp == 0 || modeled, "/parallelism/encoder_tp", "requires a model (--model)");
+  require(modeled || !given, "/batch/images: requires a model (--model)");
+  require(!modeled || given || !(encoder.frozen || encoder.apart() || encoder.tp > 0),
+          "/batch/images: required by the settings of the encoder");
+  require(modeled || !encoder.frozen || encoder.apart(),
+          "/batch/freeze_encoder: requires a model with images, or stages of the encoder (--encoder-placement)");
+  require(encoder.tp == 0 || modeled, "/parallelism/encoder_tp: requires a model (--model)");
   const bool alone = encoder.placement == EncoderPlacement::own_ranks;
-  require(alone || encoder.pp == 1, "/parallelism/encoder_pp", "requires encoder_placement own-ranks");
-  require(alone || encoder.dp == 1, "/parallelism/encoder_dp", "requires encoder_placement own-ranks");
+  require(alone || encoder.pp == 1, "/parallelism/encoder_pp: requires encoder_placement own-ranks");
+  require(alone || encoder.dp == 1, "/parallelism/encoder_dp: requires encoder_placement own-ranks");
   if (modeled) set_images(*scenario.model, images, encoder.frozen, scenario.source + ": /batch/images", encoder.tp);
 }
 

@@ -16,6 +16,7 @@
 #include "model/input/files.h"
 #include "model/scenario/automatic.h"
 #include "model/scenario/schedule_sizes.h"
+#include "model/schedule/encoder_stages.h"
 #include "model/schedule/family.h"
 #include "model/schedule/forward_only.h"
 #include "model/schedule/pytorch_csv.h"

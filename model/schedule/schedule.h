@@ -71,6 +71,27 @@ struct ScheduleParts {
   std::vector<std::vector<int>> communication_cells;
 };
 
+// Where the encoder of images of a language model runs.
+enum class EncoderPlacement : std::uint8_t {
+  first_stage,  // as part of it
+  own_ranks,    // on the first ranks of the pipeline, alone
+  phases,       // on all ranks: all of its forwards before the language model, all of its backwards after it
+  bubbles,      // on all ranks, where they wait for the language model (sim/planner/encoder_setup.h)
+};
+
+struct EncoderChoices {
+  EncoderPlacement placement = EncoderPlacement::first_stage;
+  int pp = 1;           // on own ranks: its pipeline ranks,
+  int dp = 1;           // and encoders that take turns with the microbatches of one language model
+  int tp = 0;           // its tensor ranks; 0: those of the language model
+  bool frozen = false;  // it has no backward
+  bool search = true;   // for a better order in bubbles
+
+  bool apart() const { return placement != EncoderPlacement::first_stage; }
+  int own_ranks() const { return placement == EncoderPlacement::own_ranks ? pp * dp : 0; }
+  friend bool operator==(const EncoderChoices&, const EncoderChoices&) = default;
+};
+
 // The maximum number of compute ops of a schedule; larger ones are rejected before anything is allocated.
 inline constexpr std::int64_t kMaxOps = 60'000'000;
 inline constexpr int kMaxRanks = 8192;

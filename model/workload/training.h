@@ -294,6 +294,7 @@ struct StageContents {
   int encoder_layers = 0;
   bool encoder_begin = false;
   bool encoder_end = false;
+  int encoder_ranks = 1;  // that have this part of it, with microbatches of their own
 
   bool has_encoder() const { return encoder_layers > 0 || encoder_begin || encoder_end; }
 

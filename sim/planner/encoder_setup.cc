@@ -261,8 +261,7 @@ class BubbleSearch {
     const EncoderTimes::Run alone = times_.run(phases, true).value();
     // Encoding far ahead takes memory.
     for (std::size_t window = phases.rank_of.size(); window > 0; window /= 2) {
-      take_if_better(fill(phases, alone, window));
-      if (least_.fits) break;
+      if (take_if_better(fill(phases, alone, window))) break;
     }
     if (search) improve();
     return times_.schedule(best_);
@@ -273,11 +272,15 @@ class BubbleSearch {
   }
 
  private:
-  void take_if_better(const EncoderLists& lists) {
+  // Returns whether it fits.
+  bool take_if_better(const EncoderLists& lists) {
     const auto run = times_.run(lists);
-    if (!run || !run->better_than(least_)) return;
-    least_ = *run;
-    best_ = lists;
+    if (!run) return false;
+    if (run->better_than(least_)) {
+      least_ = *run;
+      best_ = lists;
+    }
+    return run->fits;
   }
 
   EncoderLists fill(const EncoderLists& phases, const EncoderTimes::Run& alone, std::size_t window) const {
@@ -421,6 +424,8 @@ class BubbleSearch {
 std::unique_ptr<Setup> encoder_setup(const Scenario& scenario, EncoderRun& run, bool search) {
   const std::string place = scenario.source + ": /parallelism/encoder_placement: bubbles: not supported with ";
   if (scenario.documents) throw InputError(place + "documents of different length");
+  if (scenario.communicators) throw InputError(place + "queues of communicators");
+  if (scenario.training.activation_offload != 0) throw InputError(place + "offloaded activations");
   auto phases = std::make_unique<Setup>(scenario);
   if (phases->schedule().has_joint_blocks())
     throw InputError(place + phases->schedule().family() + ", which has joint blocks");

@@ -22,7 +22,8 @@ struct EncoderRun {
 // none is in time, all ranks pause for one and encode. Where that does not fit in the memory of the device,
 // microbatches are encoded fewer ahead. A search then moves microbatches to other ranks and ops in lists, for some
 // seconds at most. If the result does not fit, phases do not either, and otherwise it is at least as fast. Equal seeds
-// give equal results. Without `search` it ends before it. Throws as Setup; InputError for documents or joint blocks.
+// give equal results. Without `search` it ends before it. Throws as Setup; InputError for documents, joint blocks,
+// queues of communicators or offloaded activations.
 std::unique_ptr<Setup> encoder_setup(const Scenario& scenario, EncoderRun& run, bool search = true);
 
 }  // namespace sluice::sim

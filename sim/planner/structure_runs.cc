@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/schedule/encoder_stages.h"
 #include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"

@@ -690,7 +690,7 @@ TEST(CommandErrors, LargeSchedulesAndFormatsAreCheckedBeforeOpsAreMade) {
     const CommandResult result = run_sluice(words(command), {"SLUICE_MEMORY_LIMIT=" + limit});
     return result.exit_code == 2 && result.out.empty() ? result.err : "";
   };
-  EXPECT_THAT(refusal("simulate --uniform f=1,b=1,w=1 --schedule looped-bfs" + sizes, "512MiB"),
+  EXPECT_THAT(refusal("simulate --uniform f=1,b=1,w=1 --schedule looped-bfs --trace /dev/null" + sizes, "512MiB"),
               HasSubstr("has 22 million ops, which take about 2.9 GiB of memory, more than the limit of 0.5 GiB"));
   EXPECT_THAT(refusal("schedule pipedream -o x.csv" + sizes, "512GiB"), HasSubstr("CSV has no schedules without a"));
   EXPECT_THAT(refusal("schedule 1f1b" + sizes, "much"), HasSubstr("SLUICE_MEMORY_LIMIT: expected bytes with a unit"));

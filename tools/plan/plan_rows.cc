@@ -164,7 +164,7 @@ OrderedJson sizes_json(const Scenario& base, const PlanPoint& point) {
           {"pipeline_before_data", point.pipeline_before_data},
           {"dispatcher", point.ep > 1 ? OrderedJson(dispatcher_of(base, point)) : OrderedJson()},
           {"optimizer_offload", offloaded_part(base, point)},
-          {"encoder_placement", base.model->encoder ? OrderedJson(encoder_of(base, point)) : OrderedJson()},
+          {"encoder", base.model->encoder ? OrderedJson(encoder_of(base, point)) : OrderedJson()},
           {"first_stage_layers", point.first_layers},
           {"last_stage_layers", point.last_layers}};
 }
