@@ -40,6 +40,7 @@
 #include "traces/figure/figure.h"
 #include "traces/text/gantt.h"
 #include "traces/text/op_table.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
