@@ -241,6 +241,9 @@ void ScenarioCosts::make_cost(const Schedule& schedule, std::optional<CostTable>
   const auto analytic = [&] { return analytic_of(scenario_.training); };
   switch (scenario_.cost) {
     case CostKind::uniform:
+      require(schedule.encoder_stages() == 0 || !scenario_.uniform.stages.empty() ||
+                  !scenario_.uniform.stage_weights.empty(),
+              "/cost/stages: required with stages of an encoder: the times of each stage");
       cost_ = with_place(scenario_, "",
                          [&] { return std::make_unique<UniformCost>(scenario_.uniform, schedule, timed_tokens()); });
       return;

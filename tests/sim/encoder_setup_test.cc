@@ -158,6 +158,9 @@ TEST(EncoderSetup, RefusesWhatIsNotModeled) {
   document["schedule"] = "auto";
   EXPECT_EQ(error(document),
             "test: /parallelism/encoder_placement: expected first-stage with the automatic schedule (auto)");
+  document = scenario_with(2, 4, "phases", false);
+  document["cost"] = {{"kind", "uniform"}};
+  EXPECT_EQ(error(document), "test: /cost/stages: required with stages of an encoder: the times of each stage");
   document = scenario_with(2, 4, "own-ranks", false);
   document["parallelism"]["encoder_dp"] = 2;
   EXPECT_EQ(error(document), "test: /parallelism/pp: expected more than the encoder's 2, got 2");
