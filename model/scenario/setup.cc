@@ -197,6 +197,10 @@ namespace {
 
 Schedule with_queues(const Scenario& scenario, Schedule schedule) {
   if (!scenario.communicators || schedule.has_communication()) return schedule;
+  if (schedule.frozen_stages() > 0) {
+    throw InputError(scenario.source +
+                     ": /parallelism/encoder_placement: a frozen encoder is not modeled with queues of communicators");
+  }
   return with_receives(schedule, scenario.communicators->receives);
 }
 

@@ -168,7 +168,9 @@ OtherRun compared_run(const std::string& word, const nlohmann::json& document, c
 // Returns the number of layers of each stage, without those of multi-token prediction.
 std::vector<int> layers_of(const Setup& setup) {
   std::vector<int> out;
-  for (const StageContents& stage : setup.stages()) out.push_back(stage.layers);
+  for (const StageContents& stage : setup.stages()) {
+    if (stage.embedding || !stage.has_encoder()) out.push_back(stage.layers);
+  }
   return out;
 }
 
