@@ -75,10 +75,12 @@ class EncoderTimes {
 
   struct Run {
     Duration makespan{};
-    bool fits = true;                                               // in the memory of the device, if that is known
+    int excess = 0;  // of memory, if that of the device is known: 1 within its margin, 2 does not fit
     std::vector<std::vector<std::pair<Duration, Duration>>> times;  // by rank and position, if the encoder takes none
 
-    bool better_than(const Run& other) const { return fits != other.fits ? fits : makespan < other.makespan; }
+    bool better_than(const Run& other) const {
+      return std::tie(excess, makespan) < std::tie(other.excess, other.makespan);
+    }
   };
   // Nothing for a deadlock, or for more than `most`. `free`: the encoder takes no time.
   std::optional<Run> run(const EncoderLists& lists, bool free = false, Duration most = Duration::max()) {
@@ -96,7 +98,9 @@ class EncoderTimes {
       Run out{.makespan = *std::max_element(timeline.end.begin(), timeline.end.end()), .times = {}};
       if (out.makespan > most) return std::nullopt;
       if (!free) {
-        if (cluster_ && graph.has_bytes()) out.fits = fit_of(*cluster_, memory_over_time(graph, timeline, false)).fits;
+        if (!cluster_ || !graph.has_bytes()) return out;
+        const Fit fit = fit_of(*cluster_, memory_over_time(graph, timeline, false));
+        out.excess = !fit.fits ? 2 : cluster_->gpu.within_margin(fit.needed_bytes) ? 1 : 0;
         return out;
       }
       out.times.resize(lists.lists.size());
@@ -272,7 +276,7 @@ class BubbleSearch {
   }
 
  private:
-  // Returns whether it fits.
+  // Returns whether it fits clearly.
   bool take_if_better(const EncoderLists& lists) {
     const auto run = times_.run(lists);
     if (!run) return false;
@@ -280,7 +284,7 @@ class BubbleSearch {
       least_ = *run;
       best_ = lists;
     }
-    return run->fits;
+    return run->excess == 0;
   }
 
   EncoderLists fill(const EncoderLists& phases, const EncoderTimes::Run& alone, std::size_t window) const {
@@ -367,7 +371,7 @@ class BubbleSearch {
       EncoderLists other = current;
       if (!move(other)) continue;
       const auto run = times_.run(other, false, now + warmth * (budget - i) / (4 * budget));
-      if (!run || (least_.fits && !run->fits)) continue;
+      if (!run || run->excess > least_.excess) continue;
       current = std::move(other);
       now = run->makespan;
       if (!run->better_than(least_)) continue;
