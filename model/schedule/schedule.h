@@ -46,8 +46,8 @@ struct ScheduleParts {
   int num_microbatches = 1;  // of one batch
   int num_batches = 1;
   WeightPolicy weight_policy = WeightPolicy::flush;
-  // routes[k][s] is the rank of stage s for microbatches of route k. There is one route, or two where stages are
-  // replicated (DualPipe, Chimera).
+  // routes[k][s] is the rank of stage s for microbatches of route k. There is one route, or several where stages are
+  // replicated (DualPipe, Chimera, encoders).
   std::vector<std::vector<int>> routes;
   std::vector<std::uint8_t> route_of;  // by microbatch over all batches; empty: all take route 0
   std::vector<MicrobatchShape> shapes = {MicrobatchShape{}};

@@ -249,7 +249,7 @@ Metrics PhasedRun::metrics(const Timeline& timeline) const {
       out.ranks[to_size(graph_.rank_of(v))].busy += schedule_.left_out * (timeline.end[v] - timeline.start[v]);
     }
   }
-  // All microbatches on all stages of a rank.
+  // All microbatches on all stages of one rank.
   const Schedule& schedule = graph_.schedule();
   for (std::size_t rank = 0; rank < out.ranks.size(); ++rank) {
     const auto forwards = std::count_if(schedule_.phases[rank].begin(), schedule_.phases[rank].end(),

@@ -114,7 +114,7 @@ class EncoderTimes {
     }
   }
 
-  // Time of an encoder's op of a microbatch on a rank, and of its transfer.
+  // Time that one rank takes for an encoder's op of a microbatch, and of its transfer.
   Duration time(OpKind kind, int microbatch, int rank) const {
     Duration sum{0};
     for (int slice = 0; slice < schedule_.num_slices(microbatch); ++slice) {
